@@ -1,4 +1,5 @@
-"""What every benchmark shares: interleaved repeats, comparisons with a target, the machine's record, a table, JSON."""
+"""Code of all benchmarks: interleaved repeats, comparisons with a target, a description of the machine, tables,
+JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _console = Console(width=140) if not os.isatty(1) else Console()
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row of the table of targets: a figure of ours beside its opponent's, in one unit and from one run."""
+    """One row of the table of targets: a figure of this project and its opponent's, in one unit and from one run."""
 
     what: str
     ours: float
@@ -36,10 +37,10 @@ class Comparison:
     opponent: float
     unit: str
     ratio: float
-    """The figure that the target is about."""
+    """The number that is compared with the target."""
     target: float
     at_least: bool
-    """Whether the ratio has to be at least or at most the target."""
+    """True: the ratio must be at least the target; False: at most."""
     note: str = ""
 
     @property
@@ -53,13 +54,13 @@ class Comparison:
 
 @dataclass
 class Report:
-    """What one script measured. `write` prints the targets and puts everything into results/<name>.json."""
+    """Results of one script. `write` prints the comparisons and writes everything to results/<name>.json."""
 
     name: str
     settings: dict[str, Any]
     comparisons: list[Comparison] = field(default_factory=list)
     measurements: dict[str, list[float]] = field(default_factory=dict)
-    """Every repeat of every figure."""
+    """All repeats of each figure, by name."""
     started: float = field(default_factory=time.time)
     load_at_start: tuple[float, ...] = field(default_factory=os.getloadavg)
 
@@ -82,14 +83,14 @@ class Report:
 
 
 def _shown(value: Any) -> str:
-    """In JSON: paths as seen from the root of the clone, which is somewhere else for everybody."""
+    """A value as text for JSON. Paths are relative to the root of the clone, to be the same for all users."""
     return os.path.relpath(value, RESULTS.parents[1]) if isinstance(value, Path) else str(value)
 
 
 def interleaved(
     contestants: Mapping[str, Callable[[], float]], repeats: int, warmup: int = 1, unit: str = ""
 ) -> dict[str, list[float]]:
-    """Every contestant in turn, `repeats` times over, so that what else the machine does strikes all alike.
+    """Measure all contestants in turn, `repeats` times, so that other load on the machine affects all of them equally.
 
     A contestant measures itself and returns the figure. The first `warmup` rounds are not kept.
     """
@@ -113,7 +114,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Beside the block runs as much else: processes that never wait."""
+    """A context during which `number` other processes run that never wait."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
     try:
         yield
@@ -128,13 +129,13 @@ def median(values: Sequence[float]) -> float:
 
 
 def available_bytes() -> int:
-    """Memory that new processes could have."""
+    """Bytes of memory that are available to new processes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
 def machine_record() -> dict[str, Any]:
-    """The machine and the versions that a result was measured with."""
+    """Description of the machine and the versions of software, for a result."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -148,7 +149,7 @@ def machine_record() -> dict[str, Any]:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; all columns but the first are right-aligned."""
+    """Print a table; all columns except the first are right-aligned."""
     table = Table(title=title, title_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
@@ -173,12 +174,12 @@ def print_comparisons(title: str, comparisons: Sequence[Comparison]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(text, flush=True)
 
 
 def rounded(value: Any) -> Any:
-    """The same with floats to six significant digits."""
+    """The value with floats rounded to six significant digits, also in lists and mappings."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, Mapping):

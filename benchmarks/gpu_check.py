@@ -1,13 +1,13 @@
-"""What the first GPU has to show, in 8 minutes: does it run, is it right, how fast is it.
+"""Check of a GPU in 8 minutes: whether everything runs, whether results are right, and how fast it is.
 
-    python benchmarks/gpu_check.py                                   # every row, the most telling ones first
+    python benchmarks/gpu_check.py                                   # every row, the most important ones first
     python benchmarks/gpu_check.py --rows pushcube openvla_lora
-    python benchmarks/gpu_check.py --rehearse                        # tiny sizes on a CPU: does the script itself run
+    python benchmarks/gpu_check.py --rehearse                        # tiny sizes on a CPU, to test the script itself
 
-Each row is a process of its own with a limit, and is written to results/gpu_check.jsonl when it ends, so that what is
-cut off, or breaks, costs no more than itself. There it takes the place of what was measured of the same row before;
-others stay. A row that failed has an `error`. Rehearsals go to gpu_check_rehearsal.jsonl in the temporary directory.
-Weights are random: nothing is fetched. `update_of_peak` (MFU) counts no operation that checkpointing does again.
+Each row runs in a separate process with a time limit, and is written to results/gpu_check.jsonl when it ends, so that a
+row that fails or is cut off does not affect others. It replaces the earlier result of the same row; other rows stay. A
+row that failed has an `error`. Results of --rehearse go to gpu_check_rehearsal.jsonl in the temporary directory.
+Weights are random: nothing is fetched. `update_of_peak` (MFU) does not count the recomputation of checkpointing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import RESULTS, machine_record, print_table, rounded, say
-from policy_bench import PEAK, Contestant
+from policy_bench import Contestant, peak_of
 from weight_sync_bench import Actor, Rollout, Sync
 
 from rlinf_lite.config import load_config
@@ -40,13 +40,13 @@ from rlinf_lite.scheduler import Cluster, wait_all
 from rlinf_lite.training.precision import autocast
 
 TOTAL_S = 480
-WARM_UP = 3  # calls, in the last of which acting is recorded
+WARM_UP = 3  # calls; the last one records acting as a CUDA graph
 GIB = 2**30
 Row = Callable[[bool], dict[str, Any]]
 _ONE_CARD = ["cluster.accelerator=cuda", "cluster.num_gpus_per_node=1"]
 _ONE_CARD += [f"cluster.component_placement.{role}=0" for role in ("env", "rollout", "actor")]
 ROWS: dict[str, tuple[int, Row]] = {}
-"""Name: seconds that it may take, and what it measures; in order of what to know first."""
+"""Time limit in seconds and function of each row, by name, the most important ones first."""
 
 
 def row(limit_s: int) -> Callable[[Row], Row]:
@@ -59,7 +59,7 @@ def row(limit_s: int) -> Callable[[Row], Row]:
 
 @row(40)
 def device(rehearse: bool) -> dict[str, Any]:
-    """Its name and memory; what copies and bf16 matrices reach, which every other figure is measured by."""
+    """The GPU's name and memory, and its speed for copies and bf16 matrices, for comparison with all other figures."""
     where, n = _device(rehearse), 256 if rehearse else 8192
     a = torch.randn(n, n, device=where, dtype=torch.bfloat16)
     source = torch.empty(n * n, dtype=torch.float32, device=where)
@@ -73,13 +73,13 @@ def device(rehearse: bool) -> dict[str, Any]:
     }
     if not rehearse:
         found |= {"name": torch.cuda.get_device_name(), "memory_gib": torch.cuda.mem_get_info()[1] / GIB}
-        found["peak_bf16_tflops"] = next((x / 1e12 for part, x in PEAK.items() if part in found["name"]), None)
+        found["peak_bf16_tflops"] = (peak := peak_of(found["name"])) and peak / 1e12
     return found
 
 
 @row(100)
 def tabletop(rehearse: bool) -> dict[str, Any]:
-    """Ten steps of the tiny VLA's PPO with all roles on the card; its memory beside what --dry-run says of it."""
+    """Ten steps of the tiny VLA's PPO with all roles on the card, and its memory compared with the --dry-run."""
     return _train("embodiment/tabletop_ppo_vla", 2 if rehearse else 10, rehearse)
 
 
@@ -95,20 +95,20 @@ def pushcube(rehearse: bool) -> dict[str, Any]:
 
 @row(90)
 def openvla_lora(rehearse: bool) -> dict[str, Any]:
-    """OpenVLA-7B with LoRA of rank 32, bf16: acting and an update, and the memory that the preview says it takes."""
+    """OpenVLA-7B with LoRA of rank 32, bf16: acting and an update, and their memory, measured and predicted."""
     return _policy("openvla", rehearse, size="7b", lora_rank=32, checkpointing=True)
 
 
 @row(80)
 def pi0(rehearse: bool) -> dict[str, Any]:
-    """pi0 at its published size, bf16, updates of the expert alone."""
+    """pi0 at its published size, bf16, with updates of only the expert."""
     return _policy("pi0", rehearse, size="published", trainable="expert", keep_prefix=True)
 
 
 @row(60)
 def weight_sync(rehearse: bool) -> dict[str, Any]:
-    """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, beside a copy
-    on the card."""
+    """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, compared with
+    a copy on the card."""
     accelerator = "cpu" if rehearse else "cuda"
     with Cluster(num_gpus_per_node=1, accelerator=accelerator, log_to_driver=False) as cluster:
         return _weight_sync(cluster, 4 if rehearse else 1024)
@@ -116,7 +116,8 @@ def weight_sync(rehearse: bool) -> dict[str, Any]:
 
 @row(40)
 def precision(rehearse: bool) -> dict[str, Any]:
-    """How far bf16 moves log-probabilities of the same actions: acting and training from fp32, and from each other."""
+    """Differences of log-probabilities of the same actions: acting and training in bf16 from fp32 and from each
+    other."""
     found: dict[str, Any] = {}
     tried: list[tuple[str, str, str, dict[str, Any]]] = [
         ("openvla", "openvla", "small", {}),
@@ -138,7 +139,7 @@ def precision(rehearse: bool) -> dict[str, Any]:
 
 @row(60)
 def attention(rehearse: bool) -> dict[str, Any]:
-    """torch's attention kernels, forward and backward, ms; and flash-attn where it is installed."""
+    """Times in ms of torch's attention kernels, forward and backward, and of flash-attn if it is installed."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     where, length = _device(rehearse), 64 if rehearse else 2048
@@ -166,8 +167,8 @@ def attention(rehearse: bool) -> dict[str, Any]:
 
 @row(60)
 def generation(rehearse: bool) -> dict[str, Any]:
-    """A language model of the size of Qwen2.5-0.5B, bf16, 64 responses of 128 tokens; half of them with steps that are
-    launched, not recorded. `agree`: the share of greedy tokens that are the same in both ways."""
+    """Generation by a language model of the size of Qwen2.5-0.5B, bf16: 64 responses of 128 tokens with recorded steps,
+    and of 64 tokens with launched ones. `agree`: the share of greedy tokens that are the same in both ways."""
     from rlinf_lite.generation import SamplingParams
     from rlinf_lite.generation.engine import TransformersEngine
     from rlinf_lite.models import graphs
@@ -191,7 +192,7 @@ def generation(rehearse: bool) -> dict[str, Any]:
 
     found = {"num_parameters": num_parameters, "tokens_per_s": tokens_per_s(tokens, 2)}
     recorded = greedy()
-    graphs.enabled = False  # of this row's own process
+    graphs.enabled = False  # only in this row's process
     return found | {
         "launched_tokens_per_s": tokens_per_s(tokens // 2, 1),
         "agree": float((recorded == greedy()).mean()),
@@ -200,7 +201,7 @@ def generation(rehearse: bool) -> dict[str, Any]:
 
 @row(60)
 def simulation(rehearse: bool) -> dict[str, Any]:
-    """Frames/s of PushCube, 1,024 environments at once: bare ManiSkill, and as a run steps it."""
+    """Frames/s of PushCube with 1,024 environments: in bare ManiSkill, and as a run steps it."""
     import gymnasium as gym
 
     from rlinf_lite.envs.maniskill.setup import import_maniskill
@@ -226,7 +227,8 @@ def simulation(rehearse: bool) -> dict[str, Any]:
 
 @row(90)
 def openvla_full(rehearse: bool) -> dict[str, Any]:
-    """All of OpenVLA-7B, where the card holds weights, gradients and moments: 16 bytes a parameter."""
+    """Updates of all weights of OpenVLA-7B, if the card has memory for weights, gradients and moments: 16 bytes per
+    parameter."""
     if not rehearse and torch.cuda.mem_get_info()[1] < 132 * GIB:
         return {"skipped": "needs 132 GiB"}
     return _policy("openvla", rehearse, size="7b", checkpointing=True)
@@ -234,8 +236,8 @@ def openvla_full(rehearse: bool) -> dict[str, Any]:
 
 @row(60)
 def recorded(rehearse: bool) -> dict[str, Any]:
-    """Acting as one recorded CUDA graph, and launched operation by operation, ms, of 32 rows and chunks of 8 actions;
-    `agree`: whether both chose the same."""
+    """Times in ms of acting as one recorded CUDA graph, and launched operation by operation, with 32 rows and chunks of
+    8 actions. `agree`: whether both chose the same actions."""
     from rlinf_lite.models import graphs
 
     found: dict[str, Any] = {}
@@ -244,7 +246,7 @@ def recorded(rehearse: bool) -> dict[str, Any]:
         contestant = Contestant(name, "tiny" if rehearse else size, 4 if rehearse else 32, _args(rehearse), **options)
         contestant.policy.requires_grad_(False)
         label, acted = f"{name}_one_by_one" if options else name, []
-        for graphs.enabled, way in ((True, "recorded"), (False, "launched")):  # of this row's own process
+        for graphs.enabled, way in ((True, "recorded"), (False, "launched")):  # only in this row's process
             contestant.act_seconds(WARM_UP)
             acted.append(contestant._act().actions)
             found[f"{label}_{way}_ms"] = 1e3 * contestant.act_seconds(5)
@@ -254,8 +256,9 @@ def recorded(rehearse: bool) -> dict[str, Any]:
 
 @row(150)
 def same_bits(rehearse: bool) -> dict[str, Any]:
-    """Three steps of the tiny VLA's PPO with `runner.deterministic`, all ways at once: 1 for each whose weights and
-    optimizer are, to the bit, those of roles in processes of their own. `by_chance`: without `runner.deterministic`."""
+    """Three steps of the tiny VLA's PPO with `runner.deterministic`, run in several ways at the same time: 1 for each
+    way whose weights and optimizer are, bit for bit, those of roles in separate processes. `by_chance`: without
+    `runner.deterministic`."""
     ways: dict[str, list[str]] = {
         "apart": [],
         "fused": ["cluster.fuse='actor,rollout'"],
@@ -270,7 +273,7 @@ def same_bits(rehearse: bool) -> dict[str, Any]:
 
 @row(150)
 def shards(rehearse: bool) -> dict[str, Any]:
-    """The same by two ranks on two cards: 1 for each way whose weights and optimizer are those of shards."""
+    """The same with two ranks on two cards: 1 for each way whose weights and optimizer are those of shards."""
     if not rehearse and torch.cuda.device_count() < 2:
         return {"skipped": "needs two GPUs"}
     two = ["cluster.num_gpus_per_node=2", "cluster.component_placement={env: '0', rollout: '0-1', actor: '0-1'}"]
@@ -284,7 +287,7 @@ def shards(rehearse: bool) -> dict[str, Any]:
 
 
 def _same(ways: dict[str, list[str]], rehearse: bool) -> dict[str, float]:
-    """Whether each leaves what the first does; all at once."""
+    """Run all ways at the same time: 1 for each way whose result is that of the first, else 0."""
     ways = dict(list(ways.items())[: 2 if rehearse else None])
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(1 if rehearse else len(ways)) as threads:
         hashes = list(threads.map(partial(_hash_of, Path(scratch), rehearse), ways, ways.values()))
@@ -292,7 +295,7 @@ def _same(ways: dict[str, list[str]], rehearse: bool) -> dict[str, float]:
 
 
 def _hash_of(scratch: Path, rehearse: bool, way: str, overrides: list[str]) -> str:
-    """Of what three steps of the tiny VLA's PPO with `runner.deterministic` leave."""
+    """Hash of the checkpoint after three steps of the tiny VLA's PPO with `runner.deterministic`."""
     settings = [*_ONE_CARD, *(["cluster.accelerator=cpu"] if rehearse else []), "runner.deterministic=true", *overrides]
     settings += [f"runner.logger.log_path={scratch / way}", "runner.val_check_interval=-1", "runner.save_interval=1"]
     for steps in (2, 3) if way == "resumed" else (3,):
@@ -305,12 +308,12 @@ def _hash_of(scratch: Path, rehearse: bool, way: str, overrides: list[str]) -> s
 
 
 def _device(rehearse: bool) -> str:
-    torch.backends.cudnn.allow_tf32 = False  # as in workers: fp32 is what others are compared with
+    torch.backends.cudnn.allow_tf32 = False  # as in workers: exact fp32 is the reference
     return "cpu" if rehearse else "cuda"
 
 
 def _seconds(work: Callable[[], Any], where: str, repeats: int = 5) -> float:
-    """Of one call, after two that do not count."""
+    """Mean seconds of a call, after two calls that do not count."""
     for _ in range(2):
         work()
     if where == "cuda":
@@ -332,7 +335,7 @@ def _args(rehearse: bool, lora_rank: int = 0, checkpointing: bool = False) -> ar
 def _policy(
     name: str, rehearse: bool, size: str, lora_rank: int = 0, checkpointing: bool = False, **options: Any
 ) -> Any:
-    """Acting and an update of one batch, with the share of the card's peak and the memory they took."""
+    """Speed of acting and of an update with one batch, their share of the card's peak, and their memory."""
     batch = 2 if rehearse else 16
     predicted = _predicted(name, rehearse, "tiny" if rehearse else size, batch, lora_rank, checkpointing, options)
     args = _args(rehearse, lora_rank, checkpointing)
@@ -355,7 +358,7 @@ def _policy(
         "predicted_gib": predicted,
     }
     if not rehearse:
-        peak = next((x for part, x in PEAK.items() if part in torch.cuda.get_device_name()), None)
+        peak = peak_of(torch.cuda.get_device_name())
         found["update_of_peak"] = contestant.update_flops / update_s / peak if peak else None
         found["memory_gib"] = torch.cuda.max_memory_allocated() / GIB
     return found
@@ -364,7 +367,7 @@ def _policy(
 def _predicted(
     name: str, rehearse: bool, size: str, batch: int, lora_rank: int, checkpointing: bool, options: dict[str, Any]
 ) -> float:
-    """GiB of one process that acts and trains, by the preview, of a config with these sizes."""
+    """GiB that the preview predicts for one process that acts and trains, with these sizes."""
     pixels = 32 if rehearse else 224
     given: dict[str, Any] = {"size": size, "gradient_checkpointing": checkpointing, "lora": {"rank": lora_rank}}
     given |= {"max_prompt_length": 8 if rehearse else 32, **options}
@@ -401,7 +404,7 @@ def _weight_sync(cluster: Cluster, mib: int) -> dict[str, float]:
 
 
 def _train(config: str, steps: int, rehearse: bool, *overrides: str) -> dict[str, Any]:
-    """A run as a user starts it, all roles on one card."""
+    """A run, started as a user starts it, with all roles on one card."""
     with tempfile.TemporaryDirectory() as scratch:
         settings = [f"runner.logger.log_path={scratch}", *overrides]
         settings += [f"runner.{key}={steps}" for key in ("max_steps", "val_check_interval")]
@@ -433,8 +436,8 @@ def _run(config: str, *settings: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--total-s", type=float, default=TOTAL_S, help="after which no row begins")
-    parser.add_argument("--out", type=Path, help="default: results/gpu_check.jsonl; of a rehearsal elsewhere")
+    parser.add_argument("--total-s", type=float, default=TOTAL_S, help="no row begins after this time")
+    parser.add_argument("--out", type=Path, help="file to write (default: results/gpu_check.jsonl; see --rehearse)")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--alone", choices=list(ROWS), help="measure one row in this process and print it")
     args = parser.parse_args()
@@ -443,7 +446,8 @@ def main() -> None:
         return
     if not args.rehearse and not torch.cuda.is_available():
         sys.exit(
-            f"torch {torch.__version__} sees no GPU: nvidia-smi, and the CUDA build of torch? --rehearse needs none."
+            f"torch {torch.__version__} sees no GPU. Check nvidia-smi, and install the CUDA build of torch. --rehearse "
+            "needs no GPU."
         )
     elsewhere = Path(tempfile.gettempdir()) / "gpu_check_rehearsal.jsonl"
     out: Path = args.out or (elsewhere if args.rehearse else RESULTS / "gpu_check.jsonl")
@@ -467,7 +471,7 @@ def main() -> None:
 
 
 def _measured(name: str, limit_s: float, rehearse: bool) -> dict[str, Any]:
-    """What a row's process printed last, or what became of it."""
+    """The result that a row's process printed last, or its error."""
     words = [sys.executable, __file__, "--alone", name, *(["--rehearse"] if rehearse else [])]
     start = time.time()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)

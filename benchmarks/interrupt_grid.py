@@ -1,8 +1,8 @@
-"""Runs that are stopped from outside at every moment of their life, start-up included, and resumed: what each left.
+"""Check of runs that are stopped from outside at many moments, also during start-up, and then resumed.
 
-A run of the real script is sent a signal after a time that goes through the grid: Ctrl-C, SIGTERM, SIGTERM to all
-processes of its group, or SIGKILL to the driver. It has to end in time, without a traceback and without a process left;
-resumed, it has to end with the weights of a run that was left alone, bit for bit.
+A run of the real script gets a signal after a time from a grid: Ctrl-C, SIGTERM, SIGTERM to all processes of its group,
+or SIGKILL to the driver. It has to end in time, without a traceback and without remaining processes. The resumed run
+has to end with the weights of an undisturbed run, bit for bit.
 
 python benchmarks/interrupt_grid.py                           # all kinds, all signals, 12 moments each: over an hour
 python benchmarks/interrupt_grid.py --kinds embodied --signals term group --moments 40
@@ -80,16 +80,16 @@ KINDS = {
 
 @dataclass
 class Outcome:
-    """What came of one run that was stopped, and of the one that resumed it."""
+    """Result of one run that was stopped, and of the run that resumed it."""
 
     kind: str
     signal: str
     after_s: float
     code: int
     took_s: float
-    """From the signal to the end of the last process."""
+    """Seconds from the signal to the end of the last process."""
     saved_step: int
-    """-1: no checkpoint."""
+    """Step of the newest checkpoint; -1: no checkpoint."""
     problems: list[str]
 
 
@@ -116,7 +116,7 @@ def stop_one(kind: str, name: str, after_s: float, expected: dict[str, torch.Ten
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM) if name == "group" else process.send_signal(SIGNALS[name])
             code = process.wait(timeout=120)
-            _, left = psutil.wait_procs(below, timeout=90)  # Ray's own agents notice late that their node was killed
+            _, left = psutil.wait_procs(below, timeout=90)  # Ray's own agents notice the kill of their node late
         took_s = time.monotonic() - stopped
         output = log.read_text()
         if left:
@@ -148,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--signals", nargs="+", choices=SIGNALS, default=list(SIGNALS))
-    parser.add_argument("--moments", type=int, default=12, help="for each kind and signal")
+    parser.add_argument("--moments", type=int, default=12, help="number of moments for each kind and signal")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of interrupt_grid.json")
     arguments = parser.parse_args()
     outcomes: list[Outcome] = []

@@ -1,7 +1,7 @@
-"""Success against env steps, ours and Stable-Baselines3's: training both, JSONs of the same form, and a picture.
+"""Success against env steps for this project and Stable-Baselines3: training of both, JSON files, and a plot.
 
-A JSON holds `system`, `seed`, `env_steps_per_s` (training alone) and `curve`: rows of `env_steps`, `success_once` and
-`success_at_end` of the greedy policy over the same seeded episodes.
+A JSON file has `system`, `seed`, `env_steps_per_s` (of training without evaluations) and `curve`: rows with
+`env_steps`, and `success_once` and `success_at_end` of the greedy policy over the same seeded episodes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlinf_lite.config import load_config
 
 OURS, SB3 = "rlinf_lite", "stable_baselines3"
 Curve = list[tuple[float, float]]
-"""Env steps and the metric."""
+"""Pairs of env steps and the metric."""
 
 COLOURS = ("#1f5fa8", "#c8661b")
 HERE = Path(__file__).parent
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 def train_both(
     config: str, overrides: Sequence[str], seeds: Sequence[int], env_steps: int, eval_every: int, directory: Path
 ) -> None:
-    """Train both systems for every seed, one run at a time, and write a JSON of each."""
+    """Train both systems for each seed, one run at a time, and write a JSON file of each run."""
     directory.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         say(f"seed {seed}: {OURS}")
@@ -73,7 +73,7 @@ def _train_sb3(
 
 
 def collect_run(run: Path, directory: Path) -> Path:
-    """The JSON of one of our run directories."""
+    """Write the JSON file of a run directory of this project; returns its path."""
     settings = yaml.safe_load((run / "config.yaml").read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [line["perf/env_steps_per_s"] for line in lines if "perf/env_steps_per_s" in line]
@@ -95,7 +95,8 @@ def collect_run(run: Path, directory: Path) -> Path:
 
 
 def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
-    """Draw the JSONs in a directory over env steps, each seed thin and each system's mean thick; print their ends."""
+    """Plot the JSON files of a directory over env steps: each seed thin, each system's mean thick. Prints last
+    values."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -126,7 +127,7 @@ def plot(directory: Path, out: Path, metric: str = "success_once") -> None:
 
 
 def read_curves(directory: Path, metric: str) -> dict[str, dict[int, Curve]]:
-    """Curves by system and seed of the JSONs in a directory. `sb3_worker.py`'s own output is read too."""
+    """Curves, by system and seed, from the JSON files of a directory. Files of `sb3_worker.py` are read, too."""
     curves: dict[str, dict[int, Curve]] = {OURS: {}, SB3: {}}
     for path in sorted(directory.glob("*.json")):
         content: dict[str, Any] = json.loads(path.read_text())
@@ -142,7 +143,7 @@ def read_curves(directory: Path, metric: str) -> dict[str, dict[int, Curve]]:
 
 
 def mean_curve(curves: list[Curve]) -> Curve:
-    """The mean of interpolated curves, over the env steps that all of them reach."""
+    """The mean of the interpolated curves, over the range of env steps that all of them cover."""
     import numpy as np
 
     first, last = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)

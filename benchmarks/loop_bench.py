@@ -1,10 +1,10 @@
-"""The whole loop on Tabletop: env steps/s of `tabletop_ppo_vla`, and where the time of a step goes.
+"""The whole loop on Tabletop: env steps/s of `tabletop_ppo_vla`, and the times of the parts of a step.
 
     python benchmarks/loop_bench.py [--steps 12] [--repeats 5] [--config embodiment/tabletop_ppo_vla] [key=value ...]
-    python benchmarks/loop_bench.py --busy 1    # each repeat a second time, beside a process that never waits
+    python benchmarks/loop_bench.py --busy 1    # each repeat twice, the second time with a busy process running
 
-Each repeat is some steps of training with the real workers, without evaluation and checkpoints; figures are medians
-over its steps. The targets: 1,200 env steps/s on two cores, and 60% of that beside one busy process.
+Each repeat trains some steps with the real workers, without evaluation and checkpoints; figures are medians over its
+steps. The targets: 1,200 env steps/s on two cores, and 60% of that with one busy process.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ SPLIT = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of the config")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides of the config; give them first")
     parser.add_argument("--config", default="embodiment/tabletop_ppo_vla")
     parser.add_argument("--steps", type=int, default=12, help="runner steps of each repeat")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--busy", type=int, default=0, help="busy processes beside every second repeat")
+    parser.add_argument("--busy", type=int, default=0, help="number of busy processes during every second repeat")
     args = parser.parse_intermixed_args()
     report = Report("loop", vars(args))
     with tempfile.TemporaryDirectory() as scratch:
         cfg = load_config(args.config, [*undisturbed(scratch), *args.overrides])
         with session(cfg) as runner:
             root = runner.run_dir
-            runner.total_steps = 2  # the first steps allocate, map and only train the value head
+            runner.total_steps = 2  # the first steps allocate and map memory, and train only the value head
             for repeat in range(args.repeats + 1):
                 for busy in sorted({0, args.busy}):
                     runner.run_dir = root.with_name(f"{root.name}-{repeat}-{busy}")

@@ -1,15 +1,15 @@
-"""VLA policies alone: acting and an actor's update, by size.
+"""Speed of VLA policies outside a run: acting and an actor's update, by size.
 
     python benchmarks/policy_bench.py                                       # tiny and small on one CPU thread
     python benchmarks/policy_bench.py --policies pi0 pi05 smolvla           # flows
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --repeats 10
     python benchmarks/policy_bench.py --device cuda --sizes 7b --precision bf16 --camera 224 --chunk 8 --lora-rank 32
 
-Acting is `predict_action_batch` on observations in host memory, resizing and tokenising included; its rate is of env
-steps, batch * chunk per call. An update is forward, PPO loss, backward and AdamW on one micro-batch. Operations are
-counted by torch's FlopCounterMode, those of an update on one row and without what --checkpointing computes again; the
-share of a chip's peak is that of its dense bf16 rate, where it is in PEAK.
-The target is one number: tiny acts at 2,000 env steps/s, batch 8, chunk 4, one thread. Weights are random.
+Acting is `predict_action_batch` on observations in host memory, with resizing and tokenising; its rate counts env
+steps, batch * chunk per call. An update is forward, PPO loss, backward and AdamW on one micro-batch. torch's
+FlopCounterMode counts operations; those of an update are counted on one row, without the recomputation of
+--checkpointing. The share of a chip's peak refers to its dense bf16 rate, if it is in PEAK.
+The only target: tiny acts at 2,000 env steps/s, with batch 8, chunk 4, one thread. Weights are random.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ POLICIES: dict[str, type[Policy]] = {
     policy.policy_id: policy for policy in (OpenVLAPolicy, Pi0Policy, Pi05Policy, SmolVLAPolicy)
 }
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
-"""Dense bf16 operations per second, by a part of the GPU's name (NVIDIA's data sheets)."""
+"""Dense bf16 operations per second, by a part of the GPU's name (from NVIDIA's data sheets)."""
 
 
 class Contestant:
-    """One policy, and one batch that it acts on and is updated with."""
+    """One policy, and one batch for acting and updates."""
 
     def __init__(self, name: str, size: str, batch: int, args: argparse.Namespace, **options: Any) -> None:
         self.batch, self.device, self.precision = batch, torch.device(args.device), args.precision
@@ -56,7 +56,7 @@ class Contestant:
             "lora": {"rank": args.lora_rank},
             **options,
         }
-        if name != "pi05":  # whose prompt has the state
+        if name != "pi05":  # its prompt contains the state, and is longer
             given["max_prompt_length"] = 8 if size in ("tiny", "small") else 32
         if name != "openvla":
             given["num_steps"] = FLOW_STEPS
@@ -79,7 +79,7 @@ class Contestant:
             self._update(rows=1)
         self.update_flops = batch * counter.get_total_flops()
         with FlopCounterMode(display=False) as counter:
-            self.acted = self._act()  # by the weights that the update has left
+            self.acted = self._act()  # with the weights after the update
         self.act_flops = counter.get_total_flops()
         if args.checkpointing:
             recompute_in_backward(self.policy.fsdp_units())
@@ -108,7 +108,7 @@ class Contestant:
             return self.policy.predict_action_batch(self.obs, "train")
 
     def _update(self, rows: int | None = None) -> None:
-        """Of the first rows, or of all."""
+        """Update with the first `rows` of the batch, or with all."""
         self.policy.train()
         with autocast(self.device, self.precision):
             output = self.policy({name: x[:rows] for name, x in self.acted.forward_inputs.items()})
@@ -134,13 +134,13 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--threads", type=int, default=1, help="of torch, on a CPU")
-    parser.add_argument("--camera", type=int, default=64, help="pixels of a side")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads on a CPU")
+    parser.add_argument("--camera", type=int, default=64, help="height and width of pictures")
     parser.add_argument("--chunk", type=int, default=TARGET_CHUNK)
     parser.add_argument("--action-dim", type=int, default=3)
     parser.add_argument("--lora-rank", type=int, default=0)
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement, about")
+    parser.add_argument("--seconds", type=float, default=0.5, help="approximate duration of each measurement")
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def measure(name: str, size: str, batch: int, args: argparse.Namespace, report: Report) -> list[list[str]]:
-    """Rows of the table for one policy and batch; figures go to the report."""
+    """Measure one policy with one batch size. Adds the figures to the report; returns rows of the table."""
     contestant = Contestant(name, size, batch, args)
     if name != "openvla":
         size = f"{name} {size}"
@@ -202,9 +202,14 @@ def device_name(device: str) -> str:
 
 
 def speed(rate: float, device: str) -> tuple[str, str]:
-    """TFLOP/s, and their share of the GPU's dense bf16 rate; - where that is not known."""
-    name = device_name(device)
-    return f"{rate / 1e12:.3g}", next((f"{rate / peak:.0%}" for part, peak in PEAK.items() if part in name), "-")
+    """Texts of TFLOP/s and of their share of the GPU's dense bf16 rate; "-" if that rate is not known."""
+    peak = peak_of(device_name(device))
+    return f"{rate / 1e12:.3g}", f"{rate / peak:.0%}" if peak else "-"
+
+
+def peak_of(name: str) -> float | None:
+    """Dense bf16 operations per second of the GPU with this name; None if not known."""
+    return next((peak for part, peak in PEAK.items() if part in name), None)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""PPO on PushCube-v1, end to end, against Stable-Baselines3's PPO with the same settings.
+"""Speed and learning of PPO on PushCube-v1, compared with Stable-Baselines3's PPO with the same settings.
 
-    python benchmarks/ppo_vs_sb3.py                                # env steps/s, both alive, in turn
-    python benchmarks/ppo_vs_sb3.py --busy 1                       # and each again, beside a process that never waits
+    python benchmarks/ppo_vs_sb3.py                                # env steps/s of both, measured in turn
+    python benchmarks/ppo_vs_sb3.py --busy 1                       # each twice, the second time with a busy process
     python benchmarks/ppo_vs_sb3.py --learning --seeds 1 2 3       # success against env steps: trains both, takes hours
     python benchmarks/ppo_vs_sb3.py --plot benchmarks/results/learning --out assets/pushcube_ppo.png
 
-Same network, environments, rollout length, epochs, minibatches, learning rate, discount and treatment of success: all
-are read off our config. A rate is taken over whole steps after warm-up: rollout, update, and whatever lies between.
-Stable-Baselines3 is tried with its in-process environments, with torch's default threads and with one, and with one
-process per environment; the fastest in a first round is the opponent.
+Network, environments, rollout length, epochs, minibatches, learning rate, discount and treatment of success are equal;
+all come from our config. Rates are measured over whole steps after a warm-up: rollout, update, and all between them.
+Stable-Baselines3 is tried in three variants: its in-process environments with torch's default threads or with one, and
+one process per environment. The fastest variant in a first round is the opponent.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "subproc": ("subproc", {}),
 }
 SUBPROC_BYTES = 400 * 2**20
-"""Memory of one environment process of SubprocVecEnv."""
+"""Memory of one environment process of SubprocVecEnv, in bytes."""
 
 
 class SB3:
-    """Stable-Baselines3 in a process of its own, which learns when asked to."""
+    """Stable-Baselines3 in a separate process, which learns on request."""
 
     def __init__(self, cfg: Config, variant: str) -> None:
         vec_env, environment = VARIANTS[variant]
@@ -59,7 +59,7 @@ class SB3:
         self._read()  # ready
 
     def rate(self, num_rollouts: int) -> float:
-        """Env steps/s over so many rollouts with their updates."""
+        """Let it learn for `num_rollouts` rollouts with their updates; returns env steps/s."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{num_rollouts}\n")
         self._process.stdin.flush()
@@ -67,7 +67,7 @@ class SB3:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()  # it leaves its loop and closes its environments
+        self._process.stdin.close()  # so that its loop ends and its environments are closed
         self._process.wait(timeout=60)
 
     def _read(self) -> str:
@@ -83,7 +83,8 @@ def _without_thread_limits() -> dict[str, str]:
 
 
 def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
-    """Env steps/s over so many whole steps, between the moments at which steps were logged."""
+    """A function that trains `num_steps` whole steps and returns env steps/s, by the times at which steps were
+    logged."""
     root, part = runner.run_dir, 0
     runner.total_steps = 0
 
@@ -91,7 +92,7 @@ def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
         nonlocal part
         part += 1
         runner.run_dir = root.with_name(f"{root.name}-{part}")
-        runner.total_steps += num_steps + 1  # the clock starts when the first one has been logged
+        runner.total_steps += num_steps + 1  # time is measured from the end of the first one
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             runner.run()
         steps = logged_steps(runner)
@@ -101,7 +102,7 @@ def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
 
 
 def fastest_variant(cfg: Config, names: Sequence[str], num_rollouts: int, report: Report) -> tuple[str, SB3]:
-    """The quickest of the variants after one warm-up rollout each; the others are closed."""
+    """The fastest of the variants, by name and process, after one warm-up rollout each; the others are closed."""
     best: tuple[float, str, SB3] | None = None
     for name in names:
         say(f"Stable-Baselines3, {name}: starting")
@@ -129,7 +130,7 @@ def measure_speed(args: argparse.Namespace) -> None:
         try:
             with session(cfg) as runner:
                 rate = training_rate(runner)
-                rate(1)  # the first steps import, allocate and map
+                rate(1)  # the first steps import modules, and allocate and map memory
 
                 def beside(busy: int, measured: Callable[[int], float]) -> float:
                     with busy_processes(busy):
@@ -173,19 +174,26 @@ def _fits(variant: str, overrides: Sequence[str]) -> bool:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="first: of our config; both sides follow")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="overrides of our config, for both; give them first",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=5, help="runner steps of each measurement")
-    parser.add_argument("--busy", type=int, default=0, help="busy processes beside every second measurement")
+    parser.add_argument("--busy", type=int, default=0, help="number of busy processes during every second measurement")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     learning = parser.add_argument_group("learning curves")
     learning.add_argument("--learning", action="store_true", help="train both, one after the other")
     learning.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     learning.add_argument("--env-steps", type=int, default=500_000)
-    learning.add_argument("--eval-every", type=int, default=25_000, help="env steps")
-    learning.add_argument("--directory", type=Path, default=HERE / "results" / "learning", help="of the JSONs")
-    learning.add_argument("--plot", type=Path, metavar="DIR", help="draw the JSONs of a directory")
-    learning.add_argument("--out", type=Path, default=Path("learning_curves.png"), help="of --plot")
+    learning.add_argument("--eval-every", type=int, default=25_000, help="env steps between evaluations")
+    learning.add_argument(
+        "--directory", type=Path, default=HERE / "results" / "learning", help="directory of the JSON files"
+    )
+    learning.add_argument("--plot", type=Path, metavar="DIR", help="plot the JSON files of a directory")
+    learning.add_argument("--out", type=Path, default=Path("learning_curves.png"), help="image file of --plot")
     return parser.parse_intermixed_args()
 
 

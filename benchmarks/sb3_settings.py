@@ -1,4 +1,4 @@
-"""Our config in the arguments of `sb3_worker.py`."""
+"""Conversion of a config to the arguments of `sb3_worker.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from rlinf_lite.config import Config
 
 
 def sb3_arguments(cfg: Config, seed: int) -> list[str]:
-    """Everything that decides speed and learning. Raises ValueError for what Stable-Baselines3 cannot do alike."""
+    """Arguments for all settings that affect speed and learning. Raises ValueError for settings that Stable-Baselines3
+    does not have."""
     algorithm, optim, mlp = cfg.algorithm, cfg.actor.optim, cfg.model.options
     if algorithm.adv_type != "gae" or cfg.model.num_action_chunks != 1 or cfg.rollout.num_chunks is None:
         raise ValueError("Stable-Baselines3's PPO has gae, one action per decision and rollouts of a fixed length only")

@@ -1,10 +1,10 @@
-"""Trains Stable-Baselines3's PPO on ManiSkill PushCube-v1 from states: the opponent that `ppo_vs_sb3.py` runs.
+"""Train Stable-Baselines3's PPO on ManiSkill PushCube-v1 from states: the opponent in `ppo_vs_sb3.py`.
 
     python benchmarks/sb3_worker.py --seed 1 --total-steps 500000 --out sb3.json
 
-The environment is ManiSkill's own, stepped as its users step it; without a renderer it is built as this project builds
-it. Training episodes and evaluation episodes start from the same seeds as this project's. Threads are whatever
-Stable-Baselines3 and torch choose.
+The environment is ManiSkill's own, stepped in the usual way; it is built without a renderer, as in this project.
+Training and evaluation episodes start from the same seeds as this project's. The numbers of threads are the defaults of
+Stable-Baselines3 and torch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from rlinf_lite.envs.seeding import env_seed, episode_seed
 class PushCube(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     """One ManiSkill environment in numpy, with this project's episode seeds.
 
-    `success` says what reaching the goal does: `terminate` ends the episode with no value after it, `bootstrap` ends it
-    as a time limit does (Stable-Baselines3 then adds gamma * V(last observation)), `continue` plays to the time limit.
+    `success` is the effect of reaching the goal: `terminate` ends the episode without a bootstrap value, `bootstrap`
+    ends it like a time limit (Stable-Baselines3 then adds gamma * V(last observation)), `continue` plays to the time
+    limit.
     """
 
     def __init__(self, first_seed: int, success: str, max_episode_steps: int) -> None:
@@ -60,7 +61,7 @@ class PushCube(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """`seed` starts a given episode; None the next one of this environment."""
+        """Start the episode of `seed`; None: the next episode of this environment."""
         self.elapsed = 0
         if seed is None:
             self.episode += 1
@@ -79,7 +80,7 @@ class PushCube(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
 @dataclass
 class Evaluator:
-    """Success of the greedy policy over the same seeded episodes every time, each played to the time limit."""
+    """Measures the success of the greedy policy over fixed seeded episodes, each played to the time limit."""
 
     num_episodes: int
     seed: int
@@ -110,7 +111,7 @@ class Evaluator:
 
 
 class Curve(BaseCallback):
-    """Evaluates between updates, with the clock of training stopped."""
+    """Callback that evaluates between updates; evaluations do not count as training time."""
 
     def __init__(self, evaluate: Evaluator, every: int, save: Callable[[Curve], None]) -> None:
         super().__init__()
@@ -168,7 +169,7 @@ def main() -> None:
 
 
 def learn_in_turn(args: argparse.Namespace, model: PPO) -> None:
-    """Learn for as many rollouts as each line of stdin says, and answer with env steps/s."""
+    """Read numbers of rollouts from stdin, one per line; learn for each, and print its env steps/s."""
     print("ready", flush=True)
     first = True
     for line in sys.stdin:
@@ -233,19 +234,19 @@ def parse_args() -> argparse.Namespace:
     add("--gae-lambda", type=float, default=0.9)
     add("--clip", type=float, default=0.2)
     add("--target-kl", type=float, default=None)
-    add("--value-coef", type=float, default=0.5, help="of half the squared error")
+    add("--value-coef", type=float, default=0.5, help="factor of half the squared error")
     add("--clip-grad", type=float, default=0.5)
     add("--hidden-sizes", type=int, nargs="+", default=[256, 256, 256])
     add("--activation", choices=("tanh", "relu", "silu"), default="tanh")
     add("--log-std-init", type=float, default=-0.5)
-    add("--success", choices=("terminate", "bootstrap", "continue"), default="bootstrap", help="what it does")
+    add("--success", choices=("terminate", "bootstrap", "continue"), default="bootstrap", help="effect of success")
     add("--max-episode-steps", type=int, default=50)
     add("--vec-env", choices=("dummy", "subproc"), default="dummy")
     add("--eval-every", type=int, default=50_000, help="env steps between evaluations")
     add("--eval-episodes", type=int, default=100)
     add("--eval-seed", type=int, default=10_000)
     add("--out", default="sb3.json", help="JSON file, rewritten at every evaluation")
-    add("--in-turn", action="store_true", help="learn for as many rollouts as each line of stdin says")
+    add("--in-turn", action="store_true", help="read numbers of rollouts from stdin and learn for each")
     return parser.parse_args()
 
 

@@ -1,10 +1,10 @@
-"""Group calls, launch, channels and messages, against bare Ray in the same run.
+"""Times of group calls, launches, channels and messages, compared with bare Ray in the same run.
 
     python benchmarks/scheduler_bench.py
 
-Latencies of channels and messages are from before `put` or `send` in one worker to after `get` or `recv` in another
-that waits for it and has looked at every page, on one clock. The large items are nested observations: images of two
-cameras, state, instructions; 77 MB are those of 256 environments at 224 x 224 pixels.
+The latency of a channel or message is the time from before `put` or `send` in one worker to after `get` or `recv` in
+another, which waits for it and reads a byte of each page; both read one clock. The large items are nested observations:
+images of two cameras, state, instructions. 77 MB is the size for 256 environments at 224 x 224 pixels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def observation(size_bytes: int, convert: Callable[[Any], Any]) -> dict[str, Any
 
 
 def look_at(item: dict[str, Any]) -> float:
-    """Read a byte of each page of the images, so that those not mapped yet are; returns the time."""
+    """Read a byte of each page of the images, so that all pages are mapped; returns the time."""
     for images in item["images"].values():
         images.reshape(-1)[::4096].max()
     return time.perf_counter()
@@ -51,7 +51,7 @@ class Echo(Worker):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.get_num_threads()  # which has torch imported
+        torch.get_num_threads()  # makes sure that torch is imported
 
     def noop(self) -> None:
         pass
@@ -75,7 +75,7 @@ class Echo(Worker):
 
 
 class Bare:
-    """The opponent: a Ray actor and nothing else."""
+    """The opponent: a plain Ray actor."""
 
     def __init__(self) -> None:
         torch.get_num_threads()
@@ -94,7 +94,7 @@ class Bare:
 
 
 class Contest:
-    """Two workers beside two bare actors, on the same Ray."""
+    """Two workers and two bare actors, on the same Ray."""
 
     def __init__(self, cluster: Cluster, calls: int, items: int) -> None:
         self.cluster, self.calls, self.items = cluster, calls, items
@@ -102,7 +102,7 @@ class Contest:
         self.num_launches = 0
 
     def open(self) -> None:
-        """Launch what the rows other than `launch` share."""
+        """Launch the workers and actors that all measurements except launches share."""
         self.sender, self.receiver = self.launch("sender", 1), self.launch("receiver", 1)
         self.pair = self.launch("pair", 2)
         self.actors = [self.bare.remote() for _ in range(2)]
@@ -137,7 +137,7 @@ class Contest:
         return took
 
     def group_restart(self) -> float:
-        """From the kill on, which a call that waits notices."""
+        """Seconds from the kill of a worker, which a waiting call notices, to the first call of its replacement."""
         self.num_launches += 1
         group = self.launch(f"launch{self.num_launches}", 2)
         start = time.perf_counter()
@@ -162,7 +162,7 @@ class Contest:
         return took
 
     def through(self, channel: Channel | None) -> float:
-        """The latency of an item by a channel, or without one by `send` and `recv`."""
+        """Latency in ms of an item through a channel, or by `send` and `recv` if that is None."""
         receiving = self.receiver.recv_all(self.items, channel)
         self.sender.send_all(self.items, channel).wait()
         return median(receiving.wait()[0]) * 1e3
@@ -176,7 +176,7 @@ class Contest:
 
 
 def settle() -> None:
-    time.sleep(0.5)  # Ray replaces the processes that actors took
+    time.sleep(0.5)  # until Ray has replaced the processes of its pool that actors used
 
 
 def measure(contest: Contest, report: Report, repeats: int) -> None:

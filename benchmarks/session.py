@@ -1,4 +1,4 @@
-"""A run whose worker groups stay, for benchmarks that train some steps at a time."""
+"""A run that keeps its worker groups, for benchmarks that train some steps at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWor
 
 
 def undisturbed(scratch: str) -> list[str]:
-    """Overrides: no evaluation, checkpoint or report, and a learning rate that does not reach zero in between."""
+    """Overrides for no evaluations, checkpoints or report, and a learning rate that stays above zero."""
     return [
         f"runner.logger.log_path={scratch}",
         "runner.val_check_interval=-1",
@@ -25,14 +25,14 @@ def undisturbed(scratch: str) -> list[str]:
 
 
 def logged_steps(runner: EmbodiedRunner) -> list[dict[str, float]]:
-    """The metrics of every step that a runner has made."""
+    """The metrics of all steps that a runner has done."""
     lines = (json.loads(line) for line in (runner.run_dir / "metrics.jsonl").read_text().splitlines())
     return [line for line in lines if "time/step" in line]
 
 
 @contextmanager
 def session(cfg: Config) -> Iterator[EmbodiedRunner]:
-    """The runner of a config's groups, ready to run; cluster and groups end with the block."""
+    """A context with the runner of a config's groups, ready to run. Cluster and groups end with the context."""
     with Cluster.from_config(cfg.cluster) as cluster:
         groups = cluster.launch(
             HybridComponentPlacement(cfg),

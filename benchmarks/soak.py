@@ -1,12 +1,12 @@
-"""Training under fire: a random worker is killed every 20 to 40 s; the run must end as an undisturbed one does.
+"""Training while a random worker is killed every 20 to 40 s; the run must end like an undisturbed one.
 
-python benchmarks/soak.py --steps 450                 # both runs, one beside the other; a table, results/soak.json
-python benchmarks/soak.py --steps 450 --alone         # only the one whose workers are killed
+python benchmarks/soak.py --steps 450                 # both runs at the same time; a table, results/soak.json
+python benchmarks/soak.py --steps 450 --alone         # only the run whose workers are killed
 python benchmarks/soak.py --config tabletop_async_ppo_vla --alone runner.max_staleness=2
 python benchmarks/soak.py --config math_arithmetic_async_grpo --alone --steps 200
 
-Of asynchronous runs it says besides how stale data was, and how many steps were admitted between two versions of the
-weights (`async/admitted_steps`), undisturbed and after kills: more than runner.max_staleness + 1 would be a burst.
+For asynchronous runs it also reports how stale data was, and how many steps were admitted between two versions of the
+weights (`async/admitted_steps`), undisturbed and after kills. More than runner.max_staleness + 1 would be a burst.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ UNLIMITED = "1000000"
 
 @dataclass
 class Run:
-    """One training script, and what is seen of it from outside: its job's context, its memory, its events."""
+    """One training script, observed from outside: its job's context, memory and events."""
 
     name: str
     overrides: list[str]
     home: Path
     killed: list[dict[str, Any]] = field(default_factory=list)
     memory: list[Counter[str]] = field(default_factory=list)
-    """Resident bytes of all its processes, by what they are, every SAMPLE_S seconds."""
+    """Memory of all its processes in bytes, by their name, every SAMPLE_S seconds."""
     seen: set[int] = field(default_factory=set)
+    """Ids of all its processes."""
     took_s: float = 0.0
     returncode: int | None = None
 
@@ -63,7 +64,7 @@ class Run:
         )
 
     def watch(self) -> None:
-        """Until it ends: sample its memory."""
+        """Sample its memory until it ends."""
         while self._process.poll() is None:
             driver = psutil.Process(self._process.pid)
             below = driver.children(recursive=True)
@@ -74,7 +75,7 @@ class Run:
         self._log.close()
 
     def hurt(self, rng: random.Random, every: tuple[float, float]) -> None:
-        """Until it ends: kill a random worker every so often, once training has begun."""
+        """Kill a random worker at random intervals (within `every`, seconds), from the start of training to its end."""
         while self._process.poll() is None:
             if not self.context().get("workers"):
                 time.sleep(1)
@@ -87,7 +88,7 @@ class Run:
                 self.killed.append({"time": time.time(), "worker": worker})
 
     def context(self) -> dict[str, Any]:
-        found = [path for path in (self.home / "context").glob(f"{self.name}-*.json")]
+        found = list((self.home / "context").glob(f"{self.name}-*.json"))
         context: dict[str, Any] = json.loads(found[0].read_text()) if found else {}
         return context
 
@@ -95,12 +96,12 @@ class Run:
         return {name: record["pid"] for name, record in self.context().get("workers", {}).items()}
 
     def summary(self) -> dict[str, Any]:
-        """What is left when it has ended."""
+        """Results of the run, after its end."""
         context = self.context()
         rows = [json.loads(line) for line in (Path(context["directory"]) / "metrics.jsonl").read_text().splitlines()]
         steps = [row["step"] for row in rows if "time/step" in row]
         evals = [row for row in rows if "eval/success_once" in row]
-        time.sleep(10)  # processes may take that long to go
+        time.sleep(10)  # processes may need that long to end
         return {
             "returncode": self.returncode,
             "minutes": self.took_s / 60,
@@ -116,8 +117,8 @@ class Run:
         }
 
     def _admission(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Of an asynchronous run: its bound, and the most of what it bounds. Steps that were logged before the first
-        kill are undisturbed."""
+        """Staleness and admitted steps of an asynchronous run; empty for other runs. Steps that were logged before the
+        first kill count as undisturbed."""
         steps = [row for row in rows if "async/admitted_steps" in row]
         if not steps:
             return {}
@@ -133,7 +134,7 @@ class Run:
         }
 
     def _memory(self) -> dict[str, list[float]]:
-        """Medians in MiB of the first and of the last quarter, once the run has settled."""
+        """Median memory in MiB in the first and in the last quarter of the run, without its first eighth."""
         settled = self.memory[len(self.memory) // 8 :]
         quarter = max(len(settled) // 4, 1)
         parts = [settled[:quarter], settled[-quarter:]]
@@ -171,10 +172,10 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def resident_bytes(process: psutil.Process) -> Counter[str]:
-    """Memory of a process, under what it is; what it shares with others counts in part."""
+    """Memory of a process in bytes, by its name. Pages that it shares with others count in proportion."""
     try:
         return Counter({process.name().split(".")[0]: int(process.memory_full_info().pss)})
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has ended
         return Counter()
 
 
@@ -183,10 +184,10 @@ def main() -> int:
     parser.add_argument("--config", default="tabletop_ppo_vla")
     parser.add_argument("--steps", type=int, default=450)
     parser.add_argument("--every", type=float, nargs=2, default=(20.0, 40.0), metavar="S", help="seconds between kills")
-    parser.add_argument("--seed", type=int, default=0, help="of who is killed when")
-    parser.add_argument("--alone", action="store_true", help="without the undisturbed run beside it")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("overrides", nargs="*", help="for both runs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills")
+    parser.add_argument("--alone", action="store_true", help="without the undisturbed run")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the result")
+    parser.add_argument("overrides", nargs="*", help="overrides for both runs")
     args = parser.parse_args()
     limits = ["max_restarts", "max_role_restarts", "max_job_restarts"]
     overrides = ["--config-name", args.config, f"runner.max_steps={args.steps}", "actor.num_threads=1"]

@@ -1,10 +1,11 @@
-"""Weight sync from one actor to two rollout workers of the same node, against one memcpy of the same bytes.
+"""Time of a weight sync from one actor to two rollout workers of the same node, compared with a memcpy of the same
+bytes.
 
     python benchmarks/weight_sync_bench.py --mib 64 256
 
-Timed from the driver, as a training step sees it: the two group calls, the transfer, and both answers. The memcpy runs
-in the actor's process, on one thread, into memory that exists already; the transfer uses all cores, as the actor does
-while the other workers wait. The first transfer, which also maps the memory, is shown apart.
+The driver measures it, as in a training step: the two group calls, the transfer, and both answers. The memcpy runs in
+the actor's process, on one thread, into allocated memory. The transfer uses all cores, because the other workers wait.
+The first transfer, which also maps the memory, is reported separately.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROUTES = WeightRoutes(rollout_nodes=(0, 0), actor_nodes=(0,))
 
 
 class Model(nn.Module):
-    """`mib` MiB of fp32 parameters in `LAYERS` tensors."""
+    """A model with `mib` MiB of fp32 parameters in `LAYERS` tensors."""
 
     def __init__(self, mib: int) -> None:
         super().__init__()
@@ -53,11 +54,11 @@ class Actor(Worker):
         self.sender.send(version, self.model)
 
     def memcpy(self) -> float:
-        self.source += 1  # just written, as weights are after an update
+        self.source += 1  # written just before, like weights after an update
         return timed(lambda: np.copyto(self.target, self.source))
 
     def device_copy(self) -> float:
-        """As `memcpy`, of the weights and where they are."""
+        """Seconds of a copy of the weights on their own device."""
 
         def copy() -> None:
             for layer in self.model.layers:
@@ -78,12 +79,12 @@ class Rollout(Worker):
         self.receiver.receive(version)
 
     def values(self) -> list[float]:
-        """First and last value of every tensor."""
+        """First and last value of each tensor."""
         return [float(layer.detach()[i]) for layer in self.model.layers for i in (0, -1)]
 
 
 class Sync:
-    """Brings the receivers to the next version, again and again."""
+    """Each call sends the next version to the receivers, checks it, and returns the seconds."""
 
     def __init__(self, actor: WorkerGroup, rollout: WorkerGroup) -> None:
         self.actor, self.rollout, self.version = actor, rollout, -1

@@ -1,4 +1,4 @@
-"""Shared by all tests: small, deterministic, and out of each other's way."""
+"""Fixtures for all tests, and the environment in which they run: small, deterministic, independent of each other."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from rlinf_lite.threads import THREADS
 if TYPE_CHECKING:
     from rlinf_lite.scheduler import Cluster
 
-# Before torch or numpy are imported anywhere: oversubscribed threads cost up to 50x on two cores.
+# Set before torch or numpy are imported: too many threads cost up to a factor of 50 on two cores.
 for variable, value in (THREADS | {"MKL_NUM_THREADS": "1"}).items():
     os.environ.setdefault(variable, value)
-# A cluster or a token that another program left behind must not reach the tests.
+# A cluster or a token of another program must not reach the tests.
 for variable in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
     os.environ.pop(variable, None)
 
-# As `Cluster` starts Ray. By default it gives workers niceness 15: they would starve beside the other test process.
+# As in `Cluster`. Ray's default gives workers niceness 15: they would get no CPU time beside the other test process.
 os.environ.setdefault("RAY_worker_niceness", "0")
-# As `Painter` does, which some tests import after mujoco.
+# As in `Painter`, which some tests import after mujoco.
 if sys.platform == "linux":
     os.environ.setdefault("MUJOCO_GL", "egl")
 
 REPO = Path(__file__).resolve().parents[1]
 LONG = ("jobs", "control", "runners", "scheduler", "cli")
-"""Directories whose tests start processes."""
+"""Directories with tests that start processes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, those with a Ray of their own before those that share one: files are dealt out to two test
-    processes in this order, and neither should wait for the other at the end, or start more Rays than it needs. Within
-    a file, tests on threads come before those on processes."""
+    """Order the tests: long files first, and files with a Ray of their own before files that share one. Files are
+    distributed over two test processes in this order, so that neither waits long for the other at the end, or starts
+    more Rays than necessary. Within a file, tests on threads come before tests on processes."""
     first = {item.path: index for index, item in reversed(list(enumerate(items)))}
 
     def place(item: pytest.Item) -> tuple[bool, int, int, bool]:
@@ -61,7 +61,7 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def short_ray_tmp() -> Iterator[Path]:
-    """Ray's temporary directory: short, because socket paths end at 107 bytes, and deleted afterwards."""
+    """Ray's temporary directory: its path is short, since socket paths have at most 107 bytes. Deleted at the end."""
     path = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     previous = os.environ.get("RAY_TMPDIR")
     os.environ["RAY_TMPDIR"] = str(path)
@@ -93,8 +93,8 @@ _server: list[subprocess.Popen[bytes]] = []  # ends with this process
 
 
 class SharedCluster:
-    """Four virtual slots, which the tests of this process use one after the other: on threads of it, or on a Ray of
-    our own, which takes seconds to start."""
+    """Clusters with four virtual slots, which the tests of this process use one after the other: on threads, or on a
+    Ray of our own, which takes seconds to start."""
 
     running: Cluster | None = None
     runtime: Literal["ray", "local"]
@@ -130,23 +130,30 @@ class SharedCluster:
 
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, short_ray_tmp: Path) -> Iterator[Cluster]:
-    """Workers are threads of this process, and processes where a test is marked so: what is killed, or has several
-    ranks that train."""
+    """A cluster on threads of this process, or on processes if the test is marked so (it kills workers, or trains on
+    several ranks)."""
     yield SharedCluster.of("local" if request.node.get_closest_marker("processes") is None else "ray")
     SharedCluster.end_groups()
 
 
 @pytest.fixture(scope="module")
 def ray_cluster(short_ray_tmp: Path) -> Iterator[Cluster]:
-    """Processes, for all tests of a module."""
+    """A cluster on processes, for all tests of a module."""
     yield SharedCluster.of("ray")
     SharedCluster.end_groups()
 
 
 @pytest.fixture(scope="module")
 def own_ray() -> None:
-    """For modules that start Ray in this process themselves, or ask what is planned where none runs."""
+    """For modules that start Ray in this process themselves, or that plan without a running cluster."""
     SharedCluster.close()
+
+
+@pytest.fixture(scope="module")
+def forks(short_ray_tmp: Path) -> Iterator[None]:
+    """For modules whose commands and programs start Ray."""
+    with forked_workers():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -157,7 +164,7 @@ def no_ray_is_left(short_ray_tmp: Path) -> Iterator[None]:
 
 @pytest.fixture
 def command_line(own_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], int]]:
-    """`rlinf-lite WORDS` in this process: its exit code. What it changes of the process is changed back."""
+    """Run `rlinf-lite WORDS` in this process and return its exit code. Changes to the process are undone."""
     from rlinf_lite.cli import main
 
     def run(words: list[str]) -> int:

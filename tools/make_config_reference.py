@@ -1,4 +1,4 @@
-"""Write docs/config_reference.md: every key of the schema with its default, what it accepts, and its help.
+"""Write docs/config_reference.md: every key of the schema, with its default, accepted values and help.
 
 python tools/make_config_reference.py
 """
@@ -59,7 +59,7 @@ def reference() -> str:
 
 
 def _part(card: Card, key: str, like: str | None) -> Iterator[str]:
-    """What the card of an environment or policy says. `like`: one whose options are the same."""
+    """The section about the card of an environment or policy. `like`: name of one whose options are the same."""
     yield f"### {key} of `{card.name}`"
     yield inspect.cleandoc(type(card).__doc__ or "")
     if like is not None:

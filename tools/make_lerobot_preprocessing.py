@@ -1,12 +1,12 @@
 """Write tests/fixtures/lerobot-<release>.npz: the pictures and prompts that LeRobot's own code makes for pi0, pi0.5 and
-SmolVLA, one file for the first of the releases that make the same.
+SmolVLA. Releases with equal results share one file, which is named after the first of them.
 
     for release in 0.4.0 0.4.1 0.4.2 0.4.3 0.4.4 0.5.0 0.5.1 0.6.0 0.6.1; do
         pip download --no-deps --ignore-requires-python --dest WHEELS lerobot==$release
     done
     python tools/make_lerobot_preprocessing.py WHEELS
 
-LeRobot is not installed: the few functions that are needed are taken from the wheels by their names, and run.
+LeRobot is not installed: the script takes the few functions that it needs from the wheels, by name, and runs them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch
 from torch.nn import functional as F
 
 OUT = Path(__file__).resolve().parents[1] / "tests" / "fixtures"
-SIDE = 7  # of the policies' pictures
-SIZES = ((5, 9), (8, 5), (9, 9))  # of the cameras'; of the last one LeRobot's rounding makes 6 rows and 1 of padding
+SIDE = 7  # height and width of the policies' pictures
+SIZES = ((5, 9), (8, 5), (9, 9))  # of the cameras' pictures; LeRobot rounds the last one to 6 rows, with 1 of padding
 PADDED = 32
 SENTENCES = ["pick up the cup", "Open_the drawer\nand wait ", "stop\n"]
 
 
 def functions(wheel: Path, module: str, *names: str, **given: Any) -> dict[str, Any]:
-    """The functions of a module by name, methods too, in which the names in `given` mean those; without annotations."""
+    """The functions and methods of a module by name, with `given` as their globals, and without annotations."""
     with zipfile.ZipFile(wheel) as files:
         tree = ast.parse(files.read(f"lerobot/{module}.py"))
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
@@ -45,7 +45,7 @@ def functions(wheel: Path, module: str, *names: str, **given: Any) -> dict[str, 
 
 
 def helpers(wheel: Path, policy: str) -> dict[str, Any]:
-    """What the policies' methods call, which later releases have in a module of their own."""
+    """The functions that the policies' methods call. Later releases have them in a separate module."""
     names = ("resize_with_pad_torch", "resize_with_pad", "pad_vector")
     with zipfile.ZipFile(wheel) as files:
         modules = [f"policies/{policy}/modeling_{policy}", "policies/common/vla_utils"]
@@ -54,7 +54,8 @@ def helpers(wheel: Path, policy: str) -> dict[str, Any]:
 
 
 def pictures(wheel: Path, policy: str, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Of a policy, by camera: float32 [1, 3, SIDE, SIDE], from uint8 as a dataset gives it, in [0, 1]."""
+    """A policy's pictures by camera, float32 [1, 3, SIDE, SIDE], made from uint8 pictures that a dataset gives as [0,
+    1]."""
     batch = {name: torch.from_numpy(image).permute(0, 3, 1, 2).float() / 255 for name, image in given.items()}
     name = "prepare_images" if policy == "smolvla" else "_preprocess_images"
     module = f"policies/{policy}/modeling_{policy}"
@@ -71,7 +72,7 @@ def pictures(wheel: Path, policy: str, given: Mapping[str, np.ndarray]) -> dict[
 
 
 def prompts(wheel: Path, policy: str, states: np.ndarray) -> list[str]:
-    """What the tokenizer is given for SENTENCES and normalised `states`."""
+    """The texts that the tokenizer gets for SENTENCES and normalised `states`."""
     module = f"policies/{policy}/processor_{policy}"
     if policy == "pi05":
         key = SimpleNamespace(OBSERVATION="observation", COMPLEMENTARY_DATA="task")
@@ -88,7 +89,7 @@ def prompts(wheel: Path, policy: str, states: np.ndarray) -> list[str]:
 
 
 def made_by(wheel: Path) -> dict[str, np.ndarray]:
-    """All that a release makes, and what it was made of."""
+    """The results of a release, together with their inputs."""
     rng = np.random.default_rng(0)
     given = {f"{h}x{w}": rng.integers(0, 256, (1, h, w, 3), dtype=np.uint8) for h, w in SIZES}
     states = np.round(rng.uniform(-1.1, 1.1, (len(SENTENCES), 8)), 3).astype(np.float32)

@@ -1,13 +1,13 @@
-"""Makes tests/data/lerobot_zoo: small datasets that LeRobot itself wrote, and what its reader gives for every frame.
+"""Write tests/data/lerobot_zoo: small datasets, written by LeRobot itself, and the frames that its reader returns.
 
-LeRobot's requirements conflict with this project's, so that the script runs in an environment of its own:
+LeRobot's requirements conflict with this project's, so the script needs a separate environment:
 
     python3.12 -m venv /tmp/lerobot && /tmp/lerobot/bin/pip install 'lerobot[dataset]==0.6.1'
     HF_HUB_OFFLINE=1 /tmp/lerobot/bin/python tools/make_lerobot_zoo.py tests/data/lerobot_zoo
 
-Each folder has an `expected.npz` with the items `LeRobotDataset[i]`, pictures as uint8 [N, H, W, 3]. Videos are decoded
-by LeRobot's PyAV backend. `subtask` is what LeRobot's `active_at` finds at the time of a frame ("": nothing).
-Statistics, which are most of a folder's bytes and which no reader here looks at, are left out before that.
+Each folder has an `expected.npz` with the items `LeRobotDataset[i]`, pictures as uint8 [N, H, W, 3]. LeRobot's PyAV
+backend decodes videos. `subtask` is the result of LeRobot's `active_at` at the time of a frame ("": none). Statistics
+are removed first: they are most of a folder's bytes, and this project does not read them.
 
 The files in the repository were made with Python 3.12.1, lerobot 0.6.1, torch 2.11.0, datasets 4.8.5, av 15.1.0.
 LeRobot 0.6.1 writes no video of a rate like 29.97, so that `ntsc` has pictures in its table.
@@ -43,11 +43,11 @@ def features(pictures: str, cameras: Sequence[str], lengths: Sequence[int]) -> d
     return {
         "observation.state": {"dtype": "float32", "shape": (4,), "names": ["x", "y", "z", "grip"]},
         "action": {"dtype": "float32", "shape": (3,), "names": ["dx", "dy", "grip"]},
-        # of no use for imitation, and of every other kind
+        # features that imitation does not use, one of each other type
         "next.reward": {"dtype": "float64", "shape": (1,), "names": None},
         "next.success": {"dtype": "bool", "shape": (1,), "names": None},
         "remark": {"dtype": "string", "shape": (1,), "names": None},
-        # LeRobot 0.6.1 fails to put statistics of tables together where an episode has one frame
+        # LeRobot 0.6.1 cannot combine statistics of tables if an episode has one frame
         **({"tactile": {"dtype": "float32", "shape": (2, 3), "names": None}} if min(lengths) > 1 else {}),
         **{key: {"dtype": pictures, "shape": (side, side, 3), "names": axes} for key in cameras},
     }
@@ -88,15 +88,15 @@ def opened(root: Path) -> LeRobotDataset:
 
 
 def annotate(root: Path) -> None:
-    """As LeRobot's annotation pipeline does, with sentences from here instead of a model's."""
+    """Annotate a dataset as LeRobot's pipeline does, with fixed sentences instead of a model's."""
     records = list(iter_episodes(root))
     with tempfile.TemporaryDirectory() as staging:
         for record in records:
             times = record.frame_timestamps
-            said = {"role": "assistant", "style": "subtask"}
-            rows = [{**said, "content": f"reach {record.episode_index}", "timestamp": times[0]}]
-            rows += [{**said, "content": "grasp", "timestamp": t} for t in times[2:3]]
-            rows += [{**said, "content": "a plan", "style": "plan", "timestamp": times[0]}]
+            common = {"role": "assistant", "style": "subtask"}
+            rows = [{**common, "content": f"reach {record.episode_index}", "timestamp": times[0]}]
+            rows += [{**common, "content": "grasp", "timestamp": t} for t in times[2:3]]
+            rows += [{**common, "content": "a plan", "style": "plan", "timestamp": times[0]}]
             EpisodeStaging(Path(staging), record.episode_index).write("plan", rows)
             EpisodeStaging(Path(staging), record.episode_index).write("interjections", [speech_atom(times[0], "Hm.")])
         LanguageColumnsWriter().write_all(records, Path(staging), root)
@@ -123,7 +123,7 @@ def expect(root: Path) -> None:
     }
     for key in dataset.meta.camera_keys:
         pictures = np.stack([item[key].permute(1, 2, 0).numpy() for item in items])
-        if pictures.dtype != np.uint8:  # of tables they are in [0, 1]
+        if pictures.dtype != np.uint8:  # pictures in tables are in [0, 1]
             whole = np.round(pictures * 255)
             assert np.array_equal((whole / 255).astype(np.float32), pictures)
             pictures = whole.astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Write the tables of docs/memory.md: what a 7B policy takes on 1 to 8 GPUs, computed by rlinf_lite.preview.
+"""Write the tables of docs/memory.md: the memory of a 7B policy on 1 to 8 GPUs, computed by rlinf_lite.preview.
 
 python tools/make_memory_tables.py
 """
@@ -48,7 +48,7 @@ GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUD
 
 @functools.cache
 def computed(method: str, num_gpus: int, *overrides: str) -> Estimate:
-    """With an actor and a rollout worker on each of the GPUs. About 10 s."""
+    """The estimate with an actor and a rollout worker on each GPU. Takes about 10 s."""
     found = estimate(plan_of(config_of(method, num_gpus, *overrides)))
     assert not found.unknown, found.unknown
     return found
@@ -68,7 +68,7 @@ def config_of(method: str, num_gpus: int, *overrides: str) -> Config:
 
 
 def page() -> str:
-    """docs/memory.md with the tables as they should be."""
+    """The text of docs/memory.md with current tables."""
     before, rest = OUT.read_text().split(BEGIN)
     after = rest.split(END)[1]
     return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
@@ -98,7 +98,7 @@ def _ranks() -> str:
 
 
 def _dry_run() -> str:
-    """What `--dry-run` says of all weights on two GPUs, in turn."""
+    """The output of `--dry-run` about memory, for all weights on two GPUs, with roles that work in turn."""
     text = describe(config_of("all weights", 2, "actor.offload=true", "rollout.offload=true"))
     memory = text.split("memory per rank, estimated\n")[1].split("\n\n")[0]
     lines = "\n".join(line.removeprefix("  ") for line in memory.splitlines())
@@ -108,7 +108,8 @@ def _dry_run() -> str:
 
 
 def row(method: str, num_gpus: int) -> str:
-    """A line of the first table. More than 2 GPUs divide what 2 do: shards, and the rows of a rollout worker."""
+    """A line of the first table. Figures for more than 2 GPUs are scaled from 2: shards, and a rollout worker's
+    rows."""
     found, share = computed(method, min(num_gpus, 2)), min(num_gpus, 2) / num_gpus
     actor, rollout = found.ranks["actor"], found.ranks["rollout"]
     parts = {name: actor.held[name] * share for name in ("weights", "AdamW")}
@@ -123,7 +124,7 @@ def row(method: str, num_gpus: int) -> str:
 
 
 def _activations() -> str:
-    """Of a rank of several, where weights are gathered in bf16 and not copied."""
+    """The table of activations per sample, for one of several ranks: weights are gathered in bf16 and not copied."""
     lines = ["| per sample, 7B, bf16 | GiB |", "|---|---|"]
     for what, setting in {
         "kept for the backward pass": "false",

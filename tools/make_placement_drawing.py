@@ -1,4 +1,4 @@
-"""Draw assets/placement.svg: three ways to place the groups on eight slots, computed by the placement grammar itself.
+"""Draw assets/placement.svg: three placements of the groups on eight slots, computed with the placement grammar.
 
 python tools/make_placement_drawing.py
 """
@@ -28,7 +28,7 @@ def main() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "placement"  # the same file every time
+    matplotlib.rcParams["svg.hashsalt"] = "placement"  # makes the file reproducible
     import matplotlib.pyplot as plt
 
     figure, all_axes = plt.subplots(len(PANELS), figsize=(9.2, 6.6), facecolor="white")

@@ -1,16 +1,16 @@
-"""A Ray cluster of several nodes on one machine, with a network between them that is slow and can be cut.
+"""A Ray cluster of several nodes on one machine, with a slow network between them that can be cut.
 
     sudo .venv/bin/python tools/netns_cluster.py --nodes 2 -- \\
         .venv/bin/rlinf-lite train gym_pendulum_ppo_mlp cluster.num_nodes=2
 
-A node is a network, mount, process and host name space: its own address, /dev/shm, /tmp and process ids, so that what
-takes a path that machines do not share fails here, too. Each has one interface, a TUN device, of which a thread of this
-process holds the other end: it passes packets on at a rate and with a delay (the kernel's netem is not everywhere).
-The command runs on the first node, under Ray's address; the directory `shared` is the same on all nodes.
+A node consists of network, mount, process and host name spaces. It has its own address, /dev/shm, /tmp and process ids,
+so that code fails here if it uses paths that machines do not share. Each node has one interface, a TUN device. A thread
+of this process holds the other end and passes packets on, at a rate and with a delay (not all kernels have netem). The
+command runs on the first node, with Ray's address. All nodes share the directory `shared`.
 
-No process and no device outlives this one, however it ends (the directory `shared` does where it is killed): the kernel
-kills what is in a process name space with its first process, that one with the process that made it, and takes the
-devices with the descriptors.
+All processes and devices end with this process, however it ends; only the directory `shared` remains after a kill. The
+kernel kills the processes of a process name space together with its first process, and that one together with the
+process that made it. It removes the devices when their descriptors are closed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from typing import Any, Self
 
 RATE_BITS_PER_S = 1e9
 DELAY_S = 0.01
-"""From one node to another; there and back takes twice as long."""
+"""Delay from one node to another; a round trip takes twice as long."""
 REPO = Path(__file__).resolve().parents[1]
 
 _NETWORK = "10.77.0"
@@ -49,7 +49,7 @@ _STORE_BYTES = 256 * 2**20
 _RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _PR_SET_PDEATHSIG = 1
-# the first process of a process name space inherits whose parents have ended: the shell's `wait` reaps them
+# the first process of a process name space becomes the parent of orphans; the shell's `wait` reaps them
 _FIRST_PROCESS = """
 {keep} mount -t tmpfs -o mode=1777,size={shm} tmpfs /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /tmp && {put_back}
 mount --bind {hosts} /etc/hosts && hostname {name} && ip link set lo up && echo ready || exit
@@ -58,11 +58,11 @@ sleep infinity & wait
 
 
 class NetnsError(RuntimeError):
-    """A node did not start, or this machine cannot have any."""
+    """A node did not start, or this machine does not support nodes."""
 
 
 def missing() -> str:
-    """Why there can be no nodes on this machine; empty where there can."""
+    """The reason why this machine does not support nodes; empty if it does."""
     if os.geteuid() != 0:
         return "needs root, to make name spaces"
     for program in ("ip", "unshare", "nsenter", "mount"):
@@ -75,7 +75,7 @@ def missing() -> str:
 
 
 class Network:
-    """Nodes without anything on them, and the wires between them. Raises NetnsError."""
+    """Nodes without Ray, and the wires between them. Raises NetnsError."""
 
     def __init__(
         self,
@@ -89,13 +89,13 @@ class Network:
         self.num_nodes, self.rate_bits_per_s, self.delay_s = num_nodes, rate_bits_per_s, delay_s
         self.addresses = [f"{_NETWORK}.{node + 1}" for node in range(num_nodes)]
         self.sent_bytes = [[0] * num_nodes for _ in range(num_nodes)]
-        """What node i has sent to node j, as its interface counts it: with headers, and what is sent again."""
+        """Bytes that node i has sent to node j, with headers and repeated packets."""
         self._cut: set[int] = set()
         self._first: list[int] = []  # process ids
         self._tuns: list[int] = []
         self._undo = ExitStack()
         try:
-            shared = tempfile.mkdtemp(prefix="netns-", dir="/var/tmp")  # not below /tmp, which each node has its own of
+            shared = tempfile.mkdtemp(prefix="netns-", dir="/var/tmp")  # not below /tmp, because each node has its own
             self._undo.callback(shutil.rmtree, shared, ignore_errors=True)
             self.shared = Path(shared)
             names = [f"{address} node{node}" for node, address in enumerate(self.addresses)]
@@ -121,7 +121,8 @@ class Network:
     def start(
         self, node: int, command: Sequence[str], env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[str]:
-        """Start a command on a node, where it ends with the node at the latest; `env`: besides this process's."""
+        """Start a command on a node; it is killed when the node ends. `env`: variables in addition to this
+        process's."""
         enter = [
             "nsenter",
             "--target",
@@ -139,7 +140,8 @@ class Network:
     def run(
         self, node: int, command: Sequence[str], timeout_s: float, env: Mapping[str, str] | None = None
     ) -> tuple[int, str]:
-        """Its exit code, and what it printed. Raises subprocess.TimeoutExpired, having ended it."""
+        """Run a command on a node; returns its exit code and output. After the timeout it is killed, and
+        subprocess.TimeoutExpired is raised."""
         with self.start(node, command, env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             try:
                 output = process.communicate(timeout=timeout_s)[0]
@@ -152,19 +154,15 @@ class Network:
         return process.returncode, output
 
     def cut(self, node: int) -> None:
-        """Lose all packets from and to a node, as if its cable were pulled."""
+        """Drop all packets from and to a node, as if its cable were pulled."""
         self._cut.add(node)
-
-    def mend(self, node: int) -> None:
-        """Pass packets on again."""
-        self._cut.discard(node)
 
     def end(self, node: int) -> None:
         """Kill everything on a node, as if its power failed."""
         os.kill(self._first[node], signal.SIGKILL)
 
     def _make(self, node: int, shm_bytes: int) -> None:
-        # what runs there is seen there, also where it lies below /tmp
+        # the project and its Python must be visible on the node, even if they are below /tmp
         seen = {str(path): self.shared / f"seen-{i}" for i, path in enumerate({REPO, Path(sys.prefix), Path.cwd()})}
         moves = [(shlex.quote(path), keep) for path, keep in sorted(seen.items()) if path.startswith("/tmp/")]
         script = _FIRST_PROCESS.format(
@@ -185,9 +183,9 @@ class Network:
         )
         self._undo.callback(_kill, maker)
         assert maker.stdout is not None, "it is a pipe"
-        said = maker.stdout.readline()
-        if said.strip() != "ready":
-            raise NetnsError(f"node {node} did not start: {said}{maker.stdout.read()}")
+        line = maker.stdout.readline()
+        if line.strip() != "ready":
+            raise NetnsError(f"node {node} did not start: {line}{maker.stdout.read()}")
         self._first.append(int(Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_text()))
         tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._undo.callback(os.close, tun)
@@ -201,8 +199,8 @@ class Network:
         _check([*inside, "sh", "-c", f"{setting} && ip link set eth0 up"])
 
     def _relay(self) -> None:
-        """A switch with a wire to every node: packets leave a node, and reach one, at most at the rate."""
-        with suppress(PermissionError):  # of this thread
+        """Pass packets between nodes, as a switch with a wire to every node; each wire is limited to the rate."""
+        with suppress(PermissionError):  # priority of this thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         leaving, reaching = [0.0] * self.num_nodes, [0.0] * self.num_nodes  # when each wire is free
         under_way: list[tuple[float, int, int, bytes]] = []
@@ -217,7 +215,7 @@ class Network:
                 for _ in range(64):
                     try:
                         packet = os.read(tun, 65_536)
-                    except BlockingIOError:  # there is no more
+                    except BlockingIOError:  # no more packets
                         break
                     except OSError:  # the node has ended
                         alive.remove(tun)
@@ -240,9 +238,9 @@ class Network:
 
 
 class NetnsCluster(Network):
-    """Ray on every node, started as docs/placement.md says; `environment` is that of a driver on one of them.
+    """Nodes with Ray, started as described in docs/placement.md. `environment`: variables for a driver on a node.
 
-    Those from `num_joined` on are there without Ray, until `join` is called.
+    Nodes from number `num_joined` on have no Ray until `join` is called for them.
     """
 
     def __init__(self, num_nodes: int, num_joined: int | None = None, **network: Any) -> None:
@@ -265,17 +263,18 @@ class NetnsCluster(Network):
             raise
 
     def join(self, *nodes: int) -> None:
-        """Start Ray on some, side by side. It gives itself limits that a busy machine breaks: then once more."""
+        """Start Ray on nodes, all at the same time. Where it fails (its own time limits are too short for a busy
+        machine), it is started once more."""
         for attempt in range(_STARTS):
-            begun = [(node, self._start_ray(node)) for node in nodes]
+            started = [(node, self._start_ray(node)) for node in nodes]
             deadline = time.monotonic() + _START_S
-            nodes = tuple(node for node, process in begun if not _succeeded(process, deadline))
+            nodes = tuple(node for node, process in started if not _succeeded(process, deadline))
             if not nodes:
                 return
             for node in nodes if attempt + 1 < _STARTS else ():
                 self.run(node, [*_RAY, "stop", "--force"], _START_S)
-        said = "\n".join(self._log(node).read_text() for node in nodes)
-        raise NetnsError(f"Ray did not start on nodes {nodes}, {_STARTS} times within {_START_S:g} s: {said}")
+        logs = "\n".join(self._log(node).read_text() for node in nodes)
+        raise NetnsError(f"Ray did not start on nodes {nodes} in {_STARTS} attempts of {_START_S:g} s: {logs}")
 
     def _start_ray(self, node: int) -> subprocess.Popen[str]:
         where = [f"--address={self.environment['RAY_ADDRESS']}"]
@@ -289,10 +288,6 @@ class NetnsCluster(Network):
 
     def _log(self, node: int) -> Path:
         return self.shared / f"ray-{node}.log"
-
-    def drive(self, command: Sequence[str], timeout_s: float, **env: str) -> tuple[int, str]:
-        """As `run`, on the first node and with Ray's address."""
-        return self.run(0, command, timeout_s, {**self.environment, **env})
 
 
 def _die_with_parent() -> None:
@@ -320,10 +315,10 @@ def _check(command: list[str]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--mbit", type=float, default=RATE_BITS_PER_S / 1e6, help="of each node's wire, both ways")
-    parser.add_argument("--delay-ms", type=float, default=1e3 * DELAY_S, help="one way")
+    parser.add_argument("--mbit", type=float, default=RATE_BITS_PER_S / 1e6, help="rate of each node's wire, both ways")
+    parser.add_argument("--delay-ms", type=float, default=1e3 * DELAY_S, help="delay of a packet, one way")
     parser.add_argument("--timeout-s", type=float, default=3600)
-    parser.add_argument("command", nargs="+", help="what to run on the first node")
+    parser.add_argument("command", nargs="+", help="command to run on the first node")
     args = parser.parse_args()
     with NetnsCluster(args.nodes, rate_bits_per_s=args.mbit * 1e6, delay_s=args.delay_ms / 1e3) as cluster:
         with cluster.start(0, args.command, cluster.environment) as process:

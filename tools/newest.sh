@@ -26,7 +26,7 @@ export UV_TORCH_BACKEND=${UV_TORCH_BACKEND-auto}
 mkdir -p "$ENVIRONMENT"
 FLOORS=$ENVIRONMENT/floors.txt
 NEWEST_VERSIONS=$ENVIRONMENT/versions.txt
-# an override replaces what any package requires: here each range of pyproject.toml without its ceiling
+# overrides replace the requirements of all packages: here the ranges of pyproject.toml without their ceilings
 grep -oE '"[A-Za-z][A-Za-z0-9._-]*(\[[a-z0-9_,]+\])?>=[0-9.]+,<[0-9.]+' pyproject.toml |
     sed -E 's/^"//; s/,<.*//' | sort -u >"$FLOORS"
 mapfile -t EXTRA_OPTIONS < <(tr ',' '\n' <<<"$EXTRAS" | sed 's/^/--extra=/')

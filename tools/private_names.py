@@ -1,11 +1,11 @@
-"""Private names of other packages that this project uses: the table of docs/architecture.md.
+"""Find the private names of other packages that this project uses, for the table of docs/architecture.md.
 
     python tools/private_names.py                                 # every use, by file and line
-    python tools/private_names.py --write docs/architecture.md    # bring the table up to date
+    python tools/private_names.py --write docs/architecture.md    # update the table
 
 Uses are read from the syntax trees of the package, examples, benchmarks and tools: imports, attributes of imported
-names, and attributes of any object that no file of the same folder defines. UNSEEN lists the others by hand.
-The table's reasons and tests are written by hand and kept by name. A new name gets a "?", which a test refuses.
+names, and attributes that no file of the same folder defines. UNSEEN lists the others by hand. The table's reasons and
+tests are written by hand and kept for each name. A new name gets a "?", which a test refuses.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("rlinf_lite", "examples", "benchmarks", "tools")
 BEGIN, END = "<!-- private names: made by tools/private_names.py -->\n", "<!-- end of private names -->\n"
 PUBLIC = {"_replace", "_asdict", "_fields", "_make"}
-"""Documented names of the standard library's named tuples."""
+"""Documented names of the standard library's named tuples, which are not counted."""
 DISTRIBUTIONS = {"mani_skill": "mani-skill"}
-"""Names in constraints.txt of packages that are imported by another name."""
+"""Names in constraints.txt of packages that are imported under another name."""
 UNSEEN = {
     "rlinf_lite/preview/fake.py": {"torch.nn.init._no_grad_trunc_normal_": 1},
     "rlinf_lite/training/offload.py": {"._local_tensor": 2, "._apply": 1},
     "rlinf_lite/training/precision.py": {"._keep_in_fp32_modules_strict": 1},
     "rlinf_lite/training/tensor_parallel.py": {"._apply": 1},
 }
-"""Uses by file that the syntax does not show: names in strings, overridden methods, names that a file here has too."""
+"""Uses by file that the syntax does not show: names in strings, overridden methods, names that a file here also
+defines."""
 
 
 class Use(NamedTuple):
+    """A use of a private name."""
+
     file: str
-    line: int  # 0: unseen
-    name: str  # dotted from the package, or with a leading dot where it is an attribute of an object
+    line: int  # 0: listed in UNSEEN
+    name: str  # dotted from the package, or with a leading dot for an attribute of an object
 
 
 class Row(NamedTuple):
-    """What is written by hand about a name."""
+    """The hand-written cells of a name."""
 
     package: str = "?"
     reason: str = "?"
@@ -54,7 +57,7 @@ def is_private(name: str) -> bool:
 
 
 def up_to_private(name: str) -> str | None:
-    """A dotted name up to its last private part; None without one, and for the standard library and this project."""
+    """A dotted name up to its last private part; None if it has none, or is of the standard library or this project."""
     parts = name.split(".")
     last = max((i for i, part in enumerate(parts) if is_private(part)), default=None)
     if last is None or parts[0] in sys.stdlib_module_names or parts[0] in (*FOLDERS, "tests"):
@@ -63,7 +66,7 @@ def up_to_private(name: str) -> str | None:
 
 
 def defined(tree: ast.AST) -> Iterator[str]:
-    """Names that a file gives to something of its own."""
+    """Names that a file defines."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -78,7 +81,7 @@ def is_own(node: ast.expr) -> bool:
 
 
 class _Reader(ast.NodeVisitor):
-    """Finds the uses of one file. `own`: names that its folder defines."""
+    """Collects the uses of one file. `own`: names that its folder defines."""
 
     def __init__(self, file: str, own: set[str]) -> None:
         self.file, self.own = file, own
@@ -96,7 +99,7 @@ class _Reader(ast.NodeVisitor):
         names = {alias.name: f"{module}.{alias.name}" for alias in node.names}
         self.imported.update({alias.asname or alias.name: names[alias.name] for alias in node.names})
         if up_to_private(module):
-            self._add(node, module)  # one use, whatever is imported from it
+            self._add(node, module)  # one use for all names imported from it
         else:
             for name in names.values():
                 self._add(node, up_to_private(name))
@@ -117,7 +120,7 @@ class _Reader(ast.NodeVisitor):
             self._add(node, up_to_private(".".join([root, *parts])))
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        """A dotted name in a string, as `import_module` takes it."""
+        """Add a dotted name in a string, as for `import_module`."""
         parts = node.value.split(".") if isinstance(node.value, str) else []
         packages = {name.partition(".")[0] for name in self.imported.values()}
         if len(parts) > 1 and parts[0] in packages and all(part.isidentifier() for part in parts):
@@ -135,7 +138,7 @@ def find_uses(repo: Path = REPO) -> list[Use]:
         for folder in FOLDERS
         for path in sorted((repo / folder).rglob("*.py"))
     }
-    own: dict[Path, set[str]] = defaultdict(set)  # by folder: that of a subpackage with all below it
+    own: dict[Path, set[str]] = defaultdict(set)  # by folder; a subpackage includes its folders
     folders = {path: Path(*path.parts[:-1][:2]) for path in trees}
     for path, tree in trees.items():
         own[folders[path]].update(defined(tree))
@@ -149,7 +152,7 @@ def find_uses(repo: Path = REPO) -> list[Use]:
 
 
 def rows_of(page: str) -> dict[str, Row]:
-    """What the table of a page says by hand, by name."""
+    """The hand-written cells of a page's table, by name."""
     table = page.partition(BEGIN)[2].partition(END)[0]
     rows = {}
     for line in table.splitlines()[2:]:
@@ -165,7 +168,7 @@ def versions(repo: Path = REPO) -> dict[str, str]:
 
 
 def table_of(uses: list[Use], rows: dict[str, Row]) -> str:
-    """The table in Markdown, by package and name."""
+    """The table in Markdown, ordered by package and name."""
     files: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for use in uses:
         files[use.name][use.file] += 1
@@ -183,13 +186,13 @@ def table_of(uses: list[Use], rows: dict[str, Row]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table is to be brought up to date")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="the page whose table is updated")
     page = parser.parse_args().write
     uses = find_uses()
     if page is not None:
         before, _, rest = page.read_text().partition(BEGIN)
         if END not in rest:
-            raise SystemExit(f"{page} has no table: it is between these lines:\n{BEGIN}{END}")
+            raise SystemExit(f"{page} has no place for the table. Add these lines:\n{BEGIN}{END}")
         rows = rows_of(page.read_text())
         page.write_text(before + BEGIN + table_of(uses, rows) + END + rest.partition(END)[2])
         for name in sorted({use.name for use in uses} - set(rows)):

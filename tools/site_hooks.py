@@ -1,7 +1,7 @@
-"""What mkdocs adds to the pages of docs/: the README as first page, and every file that is linked to.
+"""Hooks of mkdocs that add to the pages of docs/: the README as first page, and all files to which pages link.
 
-Pages link to files beside `docs/` as they do on a code host (`../rlinf_lite/...`). The site has a copy of each, so that
-it needs no other server; a link to a file that is not there is one of mkdocs' own warnings, an error in `make docs`.
+Pages link to files outside `docs/` as on a code host (`../rlinf_lite/...`). The site has a copy of each, so that it
+needs no other server. For a link to a missing file mkdocs prints a warning, which is an error in `make docs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHOWN = {".png", ".svg", ".gif"}
 
 
 def page_of(path: Path) -> str:
-    """The site's name of a file of the repository."""
+    """The name on the site of a file of the repository."""
     name = path.relative_to(REPO).as_posix()
     if name == "README.md":
         return "index.md"
@@ -37,7 +37,7 @@ def rewritten(markdown: str, page: Path) -> tuple[str, set[Path]]:
     def of_site(link: re.Match[str]) -> str:
         path = (page.parent / link[2]).resolve()
         if not (path.is_file() and path.is_relative_to(REPO)):
-            return link[0]  # mkdocs says that it is not there
+            return link[0]  # mkdocs reports that it is missing
         found.add(path)
         return f"{link[1]}{posixpath.relpath(page_of(path), folder)}{link[3] or ''}{link[4]}"
 
@@ -45,7 +45,7 @@ def rewritten(markdown: str, page: Path) -> tuple[str, set[Path]]:
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the README and the files that any page links to."""
+    """Add the README and the files to which pages link."""
     readme = REPO / "README.md"
     text, linked = rewritten(readme.read_text(), readme)
     files.append(File.generated(config, page_of(readme), content=text))

@@ -1,10 +1,10 @@
-"""Type what the pages say, as a newcomer to a fresh clone does, and say what failed.
+"""Run the commands of README and docs, as a newcomer does in a new clone, and report which fail.
 
 python tools/type_commands.py                         # README and the four pages of first steps
-python tools/type_commands.py docs/math.md --list     # what would be typed
+python tools/type_commands.py docs/math.md --list     # only list the commands
 
-Of every `bash` block each line is run by bash in the clone, with all files beside it that the pages show. What would
-train for minutes is shortened by overrides, and nothing else is changed; `make test` is left to CI.
+Bash runs each line of each `bash` block in the clone. Commands that would train for minutes are shortened by overrides;
+nothing else is changed. `make test` is left to CI.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ FENCE = re.compile(r"^```bash\n(.*?)^```", re.M | re.S)
 SHORT = ("runner.max_steps=1", "runner.val_check_interval=-1")
 LIMIT_S = 900
 SERVES_S = 30
-NOT_TYPED = ("make test", "make setup", "make clean")  # run by CI, or what one has to have done to come here
+NOT_TYPED = ("make test", "make setup", "make clean")  # run by CI, or necessary before this script
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", default=PAGES, help="default: README and the pages of first steps")
-    parser.add_argument("--list", action="store_true", help="what would be typed; exit")
+    parser.add_argument("--list", action="store_true", help="list the commands; exit")
     options = parser.parse_args()
     failed = 0
     for page in options.pages:
@@ -37,11 +37,11 @@ def main() -> int:
             if options.list:
                 print(f"{page}: {command}")
                 continue
-            code, took, said = run(command)
+            code, took, output = run(command)
             failed += code != 0
             print(f"{'ok' if code == 0 else f'FAILED ({code})'}  {took:4.0f} s  {page}: {command}", flush=True)
             if code:
-                print("    " + "\n    ".join(said.splitlines()[-15:]), flush=True)
+                print("    " + "\n    ".join(output.splitlines()[-15:]), flush=True)
     return 1 if failed else 0
 
 
@@ -54,14 +54,14 @@ def typed(page: str) -> list[str]:
 
 
 def shortened(command: str) -> str:
-    """What trains, for one step. Other commands are as they are."""
+    """A command that trains, shortened to one step. Other commands are unchanged."""
     words = shlex.split(command)
     if "--dry-run" in words:
         return command
     if words[:2] in (["make", "train"], ["make", "train-math"]):
         given = next((word.removeprefix("ARGS=") for word in words if word.startswith("ARGS=")), "")
         others = [word for word in words if not word.startswith("ARGS=")]
-        # on a machine without GPUs a command for some is planned
+        # a command for GPUs becomes a dry run, for machines without any
         args = f"{given} --dry-run" if "accelerator=cuda" in given else " ".join([given, *short_for(command)]).strip()
         return shlex.join([*others, f"ARGS={args}"])
     trains = words[:2] == [".venv/bin/rlinf-lite", "train"] or any("/train_" in word for word in words)
@@ -73,8 +73,8 @@ def short_for(command: str) -> list[str]:
 
 
 def run(command: str) -> tuple[int, float, str]:
-    """Exit code, seconds and output. What serves is asked to stop once it has had time to begin, and then ends with 0;
-    files that `init` wrote before are removed first."""
+    """Run a command; returns its exit code, seconds and output. A server is stopped after SERVES_S, which counts as
+    exit code 0. A file that an earlier `init` wrote is removed first."""
     began = time.monotonic()
     words = shlex.split(command)
     if words[1:2] == ["init"]:

@@ -1,9 +1,10 @@
-"""A job of roles of one's own (roles.py, beside this file), which a master keeps alive.
+"""A job with user-defined roles (roles.py, in this folder), which a master keeps alive.
 
 python examples/control/own_roles.py
 
-Two rollout workers and an actor, on two virtual devices, find a target by policy gradient. While it runs, `rlinf-lite
-job status own_roles` in another terminal shows the ids of their processes: kill one, and see it started again.
+Two rollout workers and an actor, on two virtual devices, find a target by policy gradient. While the job runs,
+`rlinf-lite job status own_roles` in another terminal shows the ids of its processes: kill one, and see that it is
+started again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> int:
         "state": str(directory / "state.json"),
     }
     builder = RLJobBuilder().node_num(1).device_per_node(2).device_type("CPU").config(config)
-    builder.trainer("roles", "Trainer")  # Ray's workers import from this script's directory, as it does
+    builder.trainer("roles", "Trainer")  # Ray's workers, too, import from this script's directory
     builder.actor("roles", "Actor")
     builder.rollout("roles", "Rollout").total(2).per_node(2).share(1 / 2)
 
@@ -48,9 +49,9 @@ def main() -> int:
                     seen = context.stage, context.step
                     print(f"{context.stage}: step {context.step}, {len(context.failovers)} failures so far", flush=True)
                 time.sleep(POLL_S)
-            context = handle.wait()  # raises where it failed
+            context = handle.wait()  # raises if the job failed
         finally:
-            handle.stop()  # after Ctrl-C; one that has ended is left as it is
+            handle.stop()  # for Ctrl-C; does nothing if the job has ended
     except SchedulerError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""PPO of a language model as a job: the run of train_math.py, built by RLJobBuilder (its roles are in ppo_roles.py).
+"""PPO of a language model as a job: the run of train_math.py, built by RLJobBuilder. Its roles are in ppo_roles.py.
 
 python examples/control/ppo_job.py runner.max_steps=2 sft.num_steps=20
 python examples/control/ppo_job.py
@@ -28,23 +28,23 @@ DEVICES = 2
 def main() -> int:
     name = f"ppo-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     directory = Path("results").absolute() / "jobs" / name
-    apart = ["cluster.fuse=null"]  # a job's roles have processes of their own
     try:
-        written = as_override("runner.logger.log_path", str(directory))
-        cfg = cast(ReasoningConfig, load_config(CONFIG, [written, *apart, *sys.argv[1:]]))
+        # each role of a job has its own processes
+        settings = ["cluster.fuse=null", as_override("runner.logger.log_path", str(directory))]
+        cfg = cast(ReasoningConfig, load_config(CONFIG, [*settings, *sys.argv[1:]]))
 
         builder = RLJobBuilder().device_per_node(DEVICES).device_type("CPU").config(cfg.model_dump(mode="json"))
-        builder.trainer("ppo_roles", "Trainer")  # Ray's workers import from this script's directory, as it does
-        for role in roles_of(cfg):  # actor, rollout, critic, reward; a reference where there is a KL
+        builder.trainer("ppo_roles", "Trainer")  # Ray's workers, too, import from this script's directory
+        for role in roles_of(cfg):  # actor, rollout, critic, reward; a reference if there is a KL
             builder.role(role, "ppo_roles", role.title()).total(1 if role == "reward" else DEVICES).per_node(DEVICES)
         job = builder.with_collocation_all().build()
 
         handle = job.submit(name, directory=directory, control=cfg.control)
         try:
-            print(f"{name}: {', '.join(roles_of(cfg))}; what it prints: rlinf-lite job logs {name}", flush=True)
-            context = handle.wait()  # raises where it failed
+            print(f"{name}: {', '.join(roles_of(cfg))}; its output: rlinf-lite job logs {name}", flush=True)
+            context = handle.wait()  # raises if the job failed
         finally:
-            handle.stop()  # after Ctrl-C; one that has ended is left as it is
+            handle.stop()  # for Ctrl-C; does nothing if the job has ended
     except (ConfigError, SchedulerError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The roles of ppo_job.py: those of every language run, and a trainer that gives them to its runner."""
+"""The roles of ppo_job.py: those of language runs, and a trainer that passes them to a runner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic, Language
 
 
 class FromMapping:
-    """A job gives its roles the config as a mapping of basic types."""
+    """Base that makes a ReasoningConfig of the mapping that a job gives to its roles."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ReasoningConfig.model_validate(config))  # type: ignore[call-arg]  # of the worker beside it
+        super().__init__(ReasoningConfig.model_validate(config))  # type: ignore[call-arg]  # of the other base
 
 
 class Actor(FromMapping, LanguageActor): ...
@@ -32,8 +32,8 @@ class Critic(FromMapping, LanguageCritic): ...
 
 
 class Trainer(BaseTrainer):
-    """Trains; a worker that dies is dealt with as in every training run, and a trainer that was started again goes on
-    from the newest checkpoint."""
+    """Trains. A dead worker is handled as in every training run; a trainer that was started again continues from the
+    newest checkpoint."""
 
     def init(self) -> None:
         resume = "auto" if self.restart_count else self.config["runner"]["resume"]

@@ -13,27 +13,27 @@ from rlinf_lite.jobs import BaseTrainer, BaseWorkload, trainer_invocation
 
 
 class Rollout(BaseWorkload):
-    """Acts, and scores what it did. It holds nothing, so one that dies starts again alone."""
+    """Samples actions and computes their rewards. It has no state, so that a dead one is started again alone."""
 
     failover = "worker"
 
     @trainer_invocation(timeout=60)
     def sample(self, mean: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Actions [N, D] and their rewards [N]: the nearer to the target, the better."""
+        """Actions [N, D] and their rewards [N], minus the squared distance to the target."""
         time.sleep(self.config["simulation_s"])
-        rng = np.random.default_rng([self.config["seed"], step, self.rank])  # made again, a call gives the same
+        rng = np.random.default_rng([self.config["seed"], step, self.rank])  # a repeated call gives the same result
         actions = mean + self.config["std"] * rng.standard_normal((self.config["num_samples"], len(mean)))
         return actions, -np.square(actions - self.config["target"]).sum(axis=1)
 
 
 class Actor(BaseWorkload):
-    """Holds the policy, a Gaussian around `mean`. Where one dies, all of them and the trainer start again."""
+    """Holds the policy, a Gaussian around `mean`. If an actor dies, all actors and the trainer are started again."""
 
     failover = "group"
 
     @trainer_invocation(timeout=60, target="RANK0")
     def init(self) -> int:
-        """Begin, or go on from what was written down; returns the number of completed steps."""
+        """Begin, or continue from the saved state; returns the number of completed steps."""
         self.file = Path(self.config["state"])
         self.step, self.mean = 0, np.zeros(2)
         if self.file.exists():
@@ -52,17 +52,17 @@ class Actor(BaseWorkload):
         direction = (advantages[:, None] * (actions - self.mean)).mean(axis=0) / self.config["std"]
         self.mean = self.mean + self.config["lr"] * direction
         self.step += 1
-        self._write_down()
+        self._save()
         return float(rewards.mean())
 
-    def _write_down(self) -> None:
+    def _save(self) -> None:
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps({"step": self.step, "mean": self.mean.tolist()}))
-        os.replace(partial, self.file)  # whole or not at all, whenever this process dies
+        os.replace(partial, self.file)  # the file is always complete, whenever this process dies
 
 
 class Trainer(BaseTrainer):
-    """`init` and `fit` run again, on a new Trainer, where the actor had to start again."""
+    """The driver of the job. After an actor was started again, `init` and `fit` run again on a new Trainer."""
 
     def init(self) -> None:
         self.report_progress(self.RG_ACTOR.init())

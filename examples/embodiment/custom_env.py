@@ -5,10 +5,10 @@ Train on it with any embodied config, by naming its card or, once this module is
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
         env.id=examples.embodiment.custom_env:PuckPush env.task=PuckPush env.options.damping=0.4
 
-The environment is an ordinary gymnasium.Env; time limits, auto-reset, chunks, seeds and success rates are added by
-rlinf_lite.envs.ChunkedEnv. Its card says what a config may set, and what tasks there are, before anything is built:
+The environment is an ordinary gymnasium.Env; rlinf_lite.envs.ChunkedEnv adds time limits, auto-reset, chunks, seeds and
+success rates. Its card lists its options and tasks, so that configs are checked before an environment is built:
 `env.options.dampling=0.4` is answered by "Did you mean env.options.damping?".
-`python examples/embodiment/custom_env.py` checks it against the protocol.
+`python examples/embodiment/custom_env.py` checks the environment against the protocol.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ GOAL_RADIUS_M = 0.1
 
 
 class PuckEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """Action: force on the puck [2], newtons. Observation: position, velocity and goal relative to the puck [6]."""
+    """A puck on a table. Action: force on the puck [2], in newtons. Observation [6]: position, velocity, and the goal
+    relative to the puck."""
 
     instruction = "push the puck to the goal"
 
@@ -61,11 +62,11 @@ class PuckEnv(gymnasium.Env[np.ndarray, np.ndarray]):
 
 @register_env("puck_push")
 class PuckPush(EnvCard):
-    """What config, checks, --dry-run and docs know of it."""
+    """The environment's card, which configs, checks, --dry-run and docs read."""
 
     class Options(Section):
         mass: PositiveFloat = 0.5
-        """Of the puck, in kilograms."""
+        """Mass of the puck, in kilograms."""
         damping: NonNegativeFloat = 0.5
         """Force of the table on a puck at 1 m/s, in newtons."""
 

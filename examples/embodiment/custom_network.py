@@ -1,10 +1,10 @@
-"""A custom policy that is a network of its own alone: the rest is rlinf_lite.models.GaussianPolicy's.
+"""A custom policy that defines only its network; rlinf_lite.models.GaussianPolicy does the rest.
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
         model.id=examples.embodiment.custom_network:StatePolicy model.options.hidden_size=64
 
-`python examples/embodiment/custom_network.py` checks it. A policy that is written out, with pictures and a distribution
-of its own, is custom_policy.py in examples/embodiment of rlinf_lite.
+`python examples/embodiment/custom_network.py` checks it. For a complete policy, with pictures and its own distribution,
+see custom_policy.py in examples/embodiment of rlinf_lite.
 """
 
 import sys
@@ -18,7 +18,7 @@ from rlinf_lite.models import GaussianPolicy, check_policy
 
 
 class Card(PolicyCard):
-    reads_state = True  # and nothing else: environments without a state are refused
+    reads_state = True  # it reads only the state, so that environments without one are refused
 
     class Options(Section):
         hidden_size: PositiveInt = 128
@@ -35,7 +35,7 @@ class StatePolicy(GaussianPolicy):
         self.actor, self.critic = nn.Linear(size, self.num_outputs), nn.Linear(size, self.num_values)
 
     def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        hidden = self.trunk(inputs["state"])  # pictures are inputs too, by camera
+        hidden = self.trunk(inputs["state"])  # pictures would be inputs, too, by camera
         return self.actor(hidden), self.critic(hidden)
 
 

@@ -1,14 +1,15 @@
 """A custom policy in one file: a CNN on images, an MLP on state, either or both, and a tanh-squashed Gaussian.
 
-It is written out; custom_network.py is 46 lines upon a base class.
+It implements all methods; custom_network.py has a base class, and so needs only 46 lines.
 
-Train it on anything, by naming its class:
+Train it on any environment by naming its class:
 
     python examples/embodiment/train_embodied_agent.py --config-name gym_pendulum_ppo_mlp \\
         model.id=examples.embodiment.custom_policy:SquashedGaussianPolicy model.options.hidden_size=64
 
-Its card gives it an option, `model.options.hidden_size`, with a type, a range, help, and an answer to a typo.
-`python examples/embodiment/custom_policy.py` checks it against the contract of rlinf_lite.models.Policy.
+Its card declares an option, `model.options.hidden_size`, with a type, a range and help. So a misspelt key gets a "did
+you mean". `python examples/embodiment/custom_policy.py` checks the policy against the contract of
+rlinf_lite.models.Policy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from rlinf_lite.models.sampling import normal_noise
 
 
 class Card(PolicyCard):
-    """What config, checks and docs know of it."""
+    """The policy's card, which configs, checks and docs read."""
 
     class Options(Section):
         hidden_size: PositiveInt = 128
@@ -40,9 +41,9 @@ class Card(PolicyCard):
 
 
 class SquashedGaussianPolicy(Policy):
-    """Actions are tanh(u) stretched onto the environment's bounds, with u ~ N(mean(obs), std(obs)).
+    """Policy whose actions are tanh(u), scaled to the environment's bounds, with u ~ N(mean(obs), std(obs)).
 
-    The sample u itself is what training scores again: from a clipped or squashed action it could not be had back.
+    Training computes the log-probability of the sample u, which cannot be recovered from a clipped or squashed action.
     """
 
     card = Card
@@ -98,7 +99,7 @@ class SquashedGaussianPolicy(Policy):
         mean, log_std, values = self._network(inputs)
         sampled = mean
         if mode != "greedy":
-            noise = normal_noise(row_noise_keys(obs, len(mean)), mean[0].numel())  # each row's own, by its key
+            noise = normal_noise(row_noise_keys(obs, len(mean)), mean[0].numel())  # noise of each row, from its key
             sampled = mean + log_std.exp() * torch.from_numpy(noise).to(mean).view_as(mean)
         actions = self.offset + self.scale * sampled.cpu().tanh()
         logprobs = _logprobs(mean, log_std, sampled)
@@ -114,7 +115,7 @@ class SquashedGaussianPolicy(Policy):
         return PolicyOutput(_logprobs(mean, log_std, sampled), entropy, values)
 
     def _inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What the network reads, batch first; images stay uint8, because trajectories keep them."""
+        """Inputs of the network, batch first. Images stay uint8, because trajectories keep them."""
         inputs = {}
         if self.cnn is not None:
             inputs["images"] = torch.from_numpy(

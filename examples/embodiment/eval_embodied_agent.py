@@ -1,4 +1,4 @@
-"""Measure a policy on the evaluation episodes of its run, or of a config: what `rlinf-lite eval` does, on one page.
+"""Measure a policy on the evaluation episodes of its run or of a config: `rlinf-lite eval`, on one page.
 
 python examples/embodiment/eval_embodied_agent.py results/<run>
 python examples/embodiment/eval_embodied_agent.py --config-name tabletop_ppo_vla rollout.model_dir=assets/tabletop_vla

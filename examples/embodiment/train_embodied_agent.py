@@ -52,7 +52,7 @@ def train(cfg: Config) -> RunResult:
             runner.init_workers()
             return runner.run(until)
 
-        result = run_placed(cfg, claim, supervisor, run, trials)  # runs, where the config says on which slots
+        result = run_placed(cfg, claim, supervisor, run, trials)  # `run` once, unless placement is auto
         print(result.describe())
     return result
 

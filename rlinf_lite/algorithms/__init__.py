@@ -1,4 +1,5 @@
-"""Advantages, losses, corrections, KL and aggregation: pure functions on tensors, one registry each."""
+"""Advantages, losses, corrections, KL and aggregation: pure functions on tensors. Estimators and losses have registries
+for those of users."""
 
 from rlinf_lite.algorithms.advantages import compute_advantages as compute_advantages
 from rlinf_lite.algorithms.advantages import filter_groups as filter_groups

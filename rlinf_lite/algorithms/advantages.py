@@ -1,7 +1,7 @@
-"""Advantage estimators: from rewards (and values) to advantages and returns, batch first [B, T].
+"""Advantage estimators: functions from rewards (and values) to advantages and returns, batch first [B, T].
 
-Results are not normalised except where that is the method; `whiten` does the rest where `whitens` says so.
-Who needs a critic: estimators registered with `needs_values=True`; ask `needs_values(name)`, never for a name.
+Estimators do not normalise unless that is part of the method; the caller whitens if `whitens(cfg)`. An estimator that
+needs a critic is registered with `needs_values=True`, which `needs_values(name)` returns.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def register_advantage(
     whole_episodes: bool = False,
     needs_greedy: bool = False,
 ) -> Callable[[AdvantageFn], AdvantageFn]:
-    """Make an estimator available as `algorithm.adv_type: <name>`, and say what it needs; launching and checks ask.
+    """Decorator that makes an estimator available as `algorithm.adv_type: <name>`, and records what it needs.
 
-    `needs_values`: a critic's, so that one trains. `needs_groups`: episodes from the same beginning, to compare with
-    each other. `whole_episodes`: none is cut. `needs_greedy`: the score of a greedy answer to the same prompt.
+    `needs_values`: values of a critic, which is then trained. `needs_groups`: groups of episodes from the same initial
+    state, to compare with each other. `whole_episodes`: episodes that are not cut. `needs_greedy`: the score of a
+    greedy answer to the same prompt.
     """
     return ESTIMATORS.register(name, EstimatorNeeds(needs_values, needs_groups, whole_episodes, needs_greedy))
 
@@ -43,7 +44,7 @@ def needs_values(name: str) -> bool:
 
 
 def whitens(cfg: BaseAlgorithmConfig) -> bool:
-    """Whether advantages are whitened behind the estimator: as configured, else where they come from a critic."""
+    """Whether advantages are whitened after the estimator: as configured, or by default if it uses a critic."""
     return needs_values(cfg.adv_type) if cfg.normalize_advantages is None else cfg.normalize_advantages
 
 
@@ -95,8 +96,8 @@ def grpo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
 def rloo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv:2402.14740). Needs `group_ids`.
 
-    A row's score minus the mean score of the n - 1 others of its group, which is n / (n - 1) * (s - mean). A group of
-    one has nothing to compare with: 0. Returns are the scores.
+    A row's score minus the mean score of the n - 1 others of its group, which is n / (n - 1) * (s - mean). The
+    advantage in a group of one is 0. Returns are the scores.
     """
     scores = _scores(inputs)
     index, counts = _group_index(require(inputs.group_ids, "group_ids", "rloo"))
@@ -109,8 +110,8 @@ def rloo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
 def opo(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """On-policy optimal baseline (Hao et al. 2025, arXiv:2505.23585). Needs `group_ids`.
 
-    A row's score minus its group's mean weighted by length, sum(l s) / sum(l) with l valid positions in a row. A group
-    of one: the score itself. Returns are the scores.
+    A row's score minus the mean of its group weighted by length, sum(l s) / sum(l), where l is the number of valid
+    positions of a row. The advantage in a group of one is the score itself. Returns are the scores.
     """
     scores, lengths = _scores(inputs), inputs.mask.bool().sum(dim=1).double()
     index, counts = _group_index(require(inputs.group_ids, "group_ids", "opo"))
@@ -152,10 +153,10 @@ def remax(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs
 
 
 def filter_groups(inputs: AdvantageInputs) -> Tensor:
-    """Rows [K] (ascending indices) of the groups with a signal: some member's score differs from the group's mean.
+    """Rows [K] (ascending indices) of the groups with a signal: the score of some member differs from the group's mean.
 
     For `algorithm.filter_groups`, before the forward pass (Yu et al. 2025, arXiv:2503.14476). A group of one is
-    judged against 0, as in `grpo`. May be empty.
+    compared with 0, as in `grpo`. The result may be empty.
     """
     group_ids = require(inputs.group_ids, "group_ids", "filter_groups")
     deviations, _ = _group_deviations(_scores(inputs), group_ids)
@@ -165,10 +166,11 @@ def filter_groups(inputs: AdvantageInputs) -> Tensor:
 
 
 def overlong_penalty(mask: Tensor, buffer_length: int, factor: float) -> Tensor:
-    """What DAPO adds to the reward of a long response, [B] of [-factor, 0] (Yu et al. 2025, arXiv:2503.14476, section
-    3.4): 0 up to T - buffer_length positions, then falling linearly, to -factor at T, where generation is cut off.
+    """Penalty of DAPO for long responses, [B] in [-factor, 0], to add to their rewards (Yu et al. 2025,
+    arXiv:2503.14476, section 3.4).
 
-    `mask` [B, T]. With a `buffer_length` of 0 there is none.
+    0 up to T - buffer_length valid positions of `mask` [B, T], then falling linearly to -factor at T, where generation
+    is cut off. All 0 with a `buffer_length` of 0.
     """
     lengths = mask.bool().sum(dim=1)
     exceeding = (lengths - (mask.shape[1] - buffer_length)).clamp(min=0)
@@ -176,7 +178,7 @@ def overlong_penalty(mask: Tensor, buffer_length: int, factor: float) -> Tensor:
 
 
 def _rewards_to_go(inputs: AdvantageInputs, gamma: float) -> Tensor:
-    """r_t + gamma * (what follows in the row), [B, T]: undiscounted through masked positions, anew after a done."""
+    """r_t + gamma * (reward-to-go of the row's next valid position), [B, T]; without the second term after a done."""
     rewards, valid = inputs.rewards.float(), inputs.mask.bool()
     going_on = _going_on(inputs)
     returns = torch.zeros_like(rewards)
@@ -208,7 +210,7 @@ def _group_deviations(scores: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor
 
 
 def _group_index(group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's group as a number from 0, [B], and the size of each group."""
+    """The number of each row's group, from 0, [B], and the size of each group."""
     index: Tensor
     counts: Tensor
     _, index, counts = torch.unique(group_ids, return_inverse=True, return_counts=True)
@@ -220,5 +222,5 @@ def _sum_by_group(rows: Tensor, index: Tensor, num_groups: int) -> Tensor:
 
 
 def _to_positions(rows: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """[B] to float32 [B, T], 0 where masked."""
+    """One number per row [B], repeated as float32 [B, T]; 0 where masked."""
     return torch.where(inputs.mask.bool(), rows.float().unsqueeze(1), 0.0)

@@ -1,4 +1,4 @@
-"""KL to a reference policy as a part of the rewards, and what chooses its coefficient."""
+"""KL to a reference policy as a part of the rewards, and the controllers of its coefficient."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ MAX_RELATIVE_ERROR = 0.2  # Ziegler et al. clip the proportional error to +- thi
 
 
 class FixedKLController:
-    """A coefficient that stays as it is."""
+    """A constant coefficient."""
 
     def __init__(self, coef: float) -> None:
         self.coef = coef
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """Nothing to do; here so that both controllers are used alike."""
+        """Nothing to do. Both controllers have the same methods."""
 
     def state_dict(self) -> dict[str, float]:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """A fixed coefficient is the config's, also after a resume."""
+        """Nothing to do: the coefficient comes from the config, also after a resume."""
 
 
 class AdaptiveKLController:
@@ -41,7 +41,7 @@ class AdaptiveKLController:
         self.coef, self.target, self.horizon = init_coef, target, horizon
 
     def update(self, current_kl: float, n_steps: int) -> None:
-        """After a batch of `n_steps` samples, whose mean KL was `current_kl`."""
+        """Adapt the coefficient after a batch of `n_steps` samples with a mean KL of `current_kl`."""
         error = min(max(current_kl / self.target - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
         self.coef *= 1 + error * n_steps / self.horizon
 
@@ -56,10 +56,10 @@ class AdaptiveKLController:
 def kl_in_rewards(
     rewards: Tensor, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """`rewards` - coef * KL per position, [B, T], unchanged where masked; and the mean KL, for the controller.
+    """Rewards minus coef * KL at each valid position, [B, T], and the mean KL, for the controller.
 
-    `kind` is that of `kl_penalty`. The mean is over rows with a valid position, of each row's mean over those. Raises
-    UnknownAlgorithmError.
+    `kind` is that of `kl_penalty`. The mean KL is the mean of the rows' means over their valid positions; rows without
+    any do not count. Raises UnknownAlgorithmError.
     """
     valid = mask.bool()
     kl = torch.where(valid, kl_penalty(logprobs.float(), ref_logprobs.float(), kind), 0.0)

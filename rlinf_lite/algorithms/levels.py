@@ -1,4 +1,4 @@
-"""Levels: from a policy's per-element tensors [B, C, D] to the positions [B, n] that a loss works on.
+"""Levels: conversions from a policy's per-element tensors [B, C, D] to the positions [B, n] of a loss.
 
 `chunk_level`: n = 1. `action_level`: n = C, one per action. `token_level`: n = C * D, one per action dimension.
 """
@@ -16,7 +16,7 @@ Level = Literal["chunk_level", "action_level", "token_level"]
 
 
 def sum_to_level(elements: Tensor, level: Level) -> Tensor:
-    """Log-probabilities or entropies [B, C, D], summed over what a position of `level` holds: [B, n]."""
+    """Log-probabilities or entropies [B, C, D], summed over the elements of each position of `level`: [B, n]."""
     if level == "token_level":
         return elements.flatten(1)
     per_action = elements.sum(dim=2)
@@ -24,9 +24,10 @@ def sum_to_level(elements: Tensor, level: Level) -> Tensor:
 
 
 def entropy_at_level(entropy: Tensor, executed: Tensor, entropy_type: Level, logprob_type: Level) -> Tensor:
-    """Entropies [B, C, D], summed at `entropy_type` and averaged over each row, at the positions of `logprob_type`.
+    """Entropies [B, C, D], summed at `entropy_type` and, if the two levels differ, averaged over each row and repeated
+    at the positions of `logprob_type`.
 
-    Actions that were not `executed` [B, C] enter neither sums nor means: 0 at their positions, and in a row of them.
+    Actions that were not `executed` [B, C] enter neither sums nor means; their positions are 0.
     """
     kept = torch.where(executed[..., None], entropy, 0.0)
     at_level = sum_to_level(kept, entropy_type)
@@ -40,7 +41,7 @@ def entropy_at_level(entropy: Tensor, executed: Tensor, entropy_type: Level, log
 def expand_to_level(per_decision: Tensor, level: Level, num_action_chunks: int, action_dim: int) -> Tensor:
     """Advantages or masks, one per chunk [B, 1] or action [B, C], repeated to the positions of `level`: [B, n].
 
-    Raises InputError for per-action input at chunk level, where no repetition is right.
+    Raises InputError for per-action input at chunk level, which has fewer positions.
     """
     sizes = {"chunk_level": 1, "action_level": num_action_chunks, "token_level": num_action_chunks * action_dim}
     given = per_decision.shape[1]

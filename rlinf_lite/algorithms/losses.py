@@ -1,4 +1,4 @@
-"""Losses: from log-probabilities, advantages and values to one scalar and its metrics."""
+"""Losses: functions from log-probabilities, advantages and values to one scalar and its metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AggregationMode = Literal[
 ]
 
 KL_LIMIT = 10.0
-SEQUENCE_LOG_RATIO_LIMIT = 10.0  # of gspo, as verl has it
+SEQUENCE_LOG_RATIO_LIMIT = 10.0  # of gspo, as in verl
 
 
 def register_policy_loss(
@@ -31,11 +31,11 @@ def register_policy_loss(
     clips_below: bool = False,
     unread: tuple[str, ...] = (),
 ) -> Callable[[PolicyLossFn], PolicyLossFn]:
-    """Make a policy loss available as `algorithm.loss_type: <name>`, and say what it needs; checks ask.
+    """Decorator that makes a policy loss available as `algorithm.loss_type: <name>`, and records what it needs.
 
-    `probabilities`: those of tokens, not densities of continuous actions. `behaviour`: the log-probabilities of the
-    policy that acted, against which it corrects by itself. `clips_below`: an `algorithm.clip_ratio_low` of less than 1.
-    `unread`: keys of `algorithm` that would be set in vain.
+    `probabilities`: probabilities of tokens, not densities of continuous actions. `behaviour`: the log-probabilities of
+    the policy that acted, for its own correction. `clips_below`: an `algorithm.clip_ratio_low` of less than 1.
+    `unread`: keys of `algorithm` that have no effect on it.
     """
     return LOSSES.register(name, LossNeeds(probabilities, behaviour, clips_below, unread))
 
@@ -47,9 +47,9 @@ def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> Loss
 
 
 def actor_critic_loss(name: str, inputs: LossInputs, cfg: AlgorithmConfig) -> LossOutputs:
-    """policy_loss + value_coef * value_loss - entropy_coef * entropy, with the parts that `inputs` has tensors for.
+    """policy_loss + value_coef * value_loss - entropy_coef * entropy; parts without tensors in `inputs` are left out.
 
-    Metrics are those of the parts; `entropy` is its mean over valid positions.
+    Metrics are those of the parts, and `entropy`, the mean over valid positions.
     """
     outputs = actor_loss(name, inputs, cfg)
     if inputs.values is None:
@@ -199,13 +199,13 @@ def aggregate_loss(
 
     `token-mean`: mean over valid positions. `token-sum`: their sum. `seq-mean-token-sum`, `seq-mean-token-mean`: sum or
     mean of each row, then the mean over rows that have a valid position. `seq-mean-token-sum-norm`: sum of each row
-    over T, whichever of its positions are valid, then that mean (Dr. GRPO, Liu et al. 2025, arXiv:2503.20783). 0 where
-    nothing is valid.
+    divided by T, however many of its positions are valid, then the mean over rows (Dr. GRPO, Liu et al. 2025,
+    arXiv:2503.20783). 0 if no position is valid.
 
     A loss that is computed in micro-batches or on several ranks needs the count of the whole batch as `denominator`
-    (the sum of `loss_denominator` over micro-batches and ranks; `token-sum` has none) and, where gradients are averaged
+    (the sum of `loss_denominator` over micro-batches and ranks; `token-sum` needs none) and, if gradients are averaged
     over ranks, their number as `dp_size`. The gradients then add up to those of the whole batch, however it is split,
-    and without columns that are padding in a part of it.
+    also if parts omit columns that are only padding in them.
     """
     valid = mask.bool()
     kept = torch.where(valid, loss, 0.0)
@@ -225,8 +225,8 @@ def aggregate_loss(
 
 
 def loss_denominator(mask: Tensor, mode: str) -> Tensor:
-    """What `mode` divides by, counted in this mask [B, T]: valid positions, or rows with one, or those times T. Adds up
-    over micro-batches of the same T."""
+    """The denominator of `mode`, counted in this mask [B, T]: valid positions, or rows with a valid position, or these
+    times T. Add it up over micro-batches of the same T."""
     if mode not in get_args(AggregationMode):
         raise _unknown("loss_agg_mode", mode, get_args(AggregationMode))
     valid = mask.bool()
@@ -236,7 +236,7 @@ def loss_denominator(mask: Tensor, mode: str) -> Tensor:
 
 
 def _valid(values: Tensor, mask: Tensor) -> Tensor:
-    """float32, 0 where masked; what stands there enters no gradient."""
+    """`values` as float32, 0 where masked; masked values get no gradient."""
     return torch.where(mask.bool(), values.float(), 0.0)
 
 
@@ -246,7 +246,7 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, cfg: BaseAlgorithmConfig) -> tuple[Tensor, Tensor]:
-    """max(-A r, -A clip(r)), and where the clip is the larger one, both [B, T]."""
+    """max(-A r, -A clip(r)), and whether the clipped term is the larger one, both [B, T]."""
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cfg.clip_ratio_low, 1 + cfg.clip_ratio_high)
     return torch.maximum(unclipped, clipped), clipped > unclipped
@@ -255,7 +255,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, cfg: BaseAlgorithmConfig) -> tup
 def _policy_outputs(
     losses: Tensor, log_ratio: Tensor, ratio: Tensor, clipped: Tensor, inputs: LossInputs, cfg: BaseAlgorithmConfig
 ) -> LossOutputs:
-    """Per-position losses, weighted and aggregated, and the metrics that all policy losses have."""
+    """Outputs of a policy loss: per-position losses, weighted and aggregated, and the metrics that all of them have."""
     valid = inputs.mask.bool()
     if inputs.weights is not None:
         losses = losses * _valid(inputs.weights.detach(), inputs.mask)

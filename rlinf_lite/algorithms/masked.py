@@ -1,6 +1,6 @@
-"""Statistics over the valid positions of a batch, and of log-ratios. A mask counts where it is not zero.
+"""Statistics over the valid positions of a batch, which are those where its mask is not zero, and `k3` of log-ratios.
 
-Sums run in float64, so that the order of rows does not show in the results.
+Whitening and explained variance sum in float64, so that results do not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """exp(x) - 1 - x of each position, never negative: in float64, as float32 would give +-6e-8 for a small x."""
+    """exp(x) - 1 - x of each position. Computed in float64, so that it is never negative: float32 would give +-6e-8 for
+    a small x."""
     x = log_ratio.double()
     return (torch.expm1(x) - x).to(log_ratio.dtype)
 
 
 def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """`values` scaled to variance 1 (unbiased, + 1e-8) over its valid positions; mean 0 with `shift_mean`.
+    """`values` scaled to variance 1 (unbiased, + 1e-8) over the valid positions; with mean 0 if `shift_mean`.
 
-    Same shape and dtype as `values`; 0 where the mask is. A single position has no scale, and is its own mean.
+    Same shape and dtype as `values`; 0 where the mask is 0. A single valid position becomes 0, or stays as it is
+    without `shift_mean`.
     """
     count, mean, squares = _sums(values, mask)
     whitened = (values.double() - mean) * torch.rsqrt(squares / (count - 1).clamp(min=1) + WHITEN_EPS)
@@ -39,8 +41,8 @@ def whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns) over the valid positions; nan for returns that are constant, or differ
-    by what float32 rounds."""
+    """1 - Var(returns - values) / Var(returns) over the valid positions; nan for returns that are constant up to the
+    rounding of float32."""
     _, _, total = _sums(returns, mask)
     rounding = torch.where(mask.bool(), returns.double().square() + values.double().square(), 0.0).sum() * 1e-12
     _, _, residual = _sums(returns - values, mask)
@@ -48,9 +50,9 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def _sums(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the valid positions: how many, their mean, the sum of the squared distances from it.
+    """Count and mean of the valid positions, and the sum of their squared distances from the mean.
 
-    Two passes, so that a large mean does not swallow a small variance.
+    Two passes, so that a large mean does not hide a small variance.
     """
     valid = mask.bool()
     kept = values.detach().double()

@@ -1,4 +1,4 @@
-"""`rlinf-lite`: commands that work from any directory, each a module of this package."""
+"""The command line program `rlinf-lite`. Its commands work from any directory; each is a module of this package."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ COMMANDS = [
     *("report", "compare", "runs", "job", "doctor", "info", "completion"),
 ]
 _ABOUT = """commands, each with a --help of its own:
-  train       train what a config is about: a policy, by reinforcement learning
-              or imitation, or a language model; go on with a run
+  train       train a policy by reinforcement learning or imitation, or a
+              language model, as a config says; continue a run
   eval        measure a saved policy, or a language model, as its run did
-  sweep       train with every combination of some values
+  sweep       train with every combination of several values
   collect     write episodes of an expert or a policy as a LeRobotDataset
-  serve       a policy behind a WebSocket, for openpi's clients
-  export      a policy with a model card, as the Hugging Face Hub expects it
-  configs     the configs that come with rlinf_lite: what, task, time, hardware
-  init        write an environment or a policy of your own: a file that trains
+  serve       serve a policy over a WebSocket, to openpi's clients
+  export      write a policy with a model card for the Hugging Face Hub
+  configs     list the configs that come with rlinf_lite: task, time, hardware
+  init        write a file with an environment or a policy of your own
   report      write a run's report.html
-  compare     one page about several runs, their curves over each other
-  runs        what there is in results/: status, steps, success
-  job         supervised jobs: list them, look at one, stop one
+  compare     write one page about several runs, with their curves
+  runs        list the runs in results/: status, steps, success
+  job         list, inspect or stop supervised jobs
   doctor      check this machine and name the fix for each failure
-  info        versions, extras, slots, configs, environments, policies
-  completion  what makes bash or zsh complete all of this
+  info        list versions, extras, slots, configs, environments, policies
+  completion  print a script that completes all of this in bash or zsh
 """
 
 
@@ -49,7 +49,7 @@ def _run(words: list[str]) -> int:
         prog="rlinf-lite", epilog=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("command", help="see below")
-    parser.add_argument("arguments", nargs="*", metavar="...", help="what that command takes")
+    parser.add_argument("arguments", nargs="*", metavar="...", help="arguments of that command")
     parser.add_argument("--version", action="version", version=f"rlinf_lite {__version__}")
     command, arguments = parser.parse_args(words[:1]).command, words[1:]
     if command not in COMMANDS:
@@ -57,6 +57,6 @@ def _run(words: list[str]) -> int:
             "`rlinf-lite train` trains these too" if command in ("math", "sft") else did_you_mean(command, COMMANDS)
         )
         parser.error(f"there is no command {command}. {advice}")
-    sys.argv = [f"rlinf-lite {command}", *arguments]  # what help, and the run's record of its command, show
+    sys.argv = [f"rlinf-lite {command}", *arguments]  # shown by help and by the run's record of its command
     run: Callable[[Sequence[str]], int] = getattr(import_module(f"rlinf_lite.cli.{command}"), command)
-    return run(arguments)  # a module each: what one imports, the others do without
+    return run(arguments)  # only this command's module is imported

@@ -1,4 +1,4 @@
-"""`rlinf-lite collect`: an expert or a trained policy plays, and its episodes become a LeRobotDataset v3.0."""
+"""`rlinf-lite collect`: play episodes with an expert or a trained policy and write them as a LeRobotDataset v3.0."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PRINT_INTERVAL_S = 2.0
 _ANY_ENVIRONMENT = "embodiment/base/run"
 _AS_SFT = ["runner.task_type=sft", "runner.max_steps=1000", "runner.val_check_interval=200", "runner.save_interval=200"]
 _ALONE = ["runner.mode=sync", "cluster.fuse=null"]
-"""What imitation needs where a config has rollouts beside training, or in its processes."""
+"""Overrides that make a config fit for imitation if it runs rollouts during training, or in the actor's processes."""
 
 
 def collect(arguments: Sequence[str]) -> int:
-    """Play and write; returns 0, 1 after an error, and 2 where the config is wrong."""
+    """Play and write the episodes. Returns the exit code: 0, 1 after an error, or 2 where the config is wrong."""
     given = _given(arguments)
     try:
         cfg = requested(arguments)
@@ -34,7 +34,7 @@ def collect(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
 
-    # only now what takes time to import
+    # imported only now, because they take seconds
     from rlinf_lite.data.lerobot.layout import LeRobotError
     from rlinf_lite.data.lerobot.writer import PARTS, begin
     from rlinf_lite.envs.errors import EnvError
@@ -46,7 +46,7 @@ def collect(arguments: Sequence[str]) -> int:
         _play(cfg, given.out)
     except (LeRobotError, EnvError, PartError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        with suppress(OSError):  # something is in there
+        with suppress(OSError):  # raised by rmdir for a directory with content
             for empty in (given.out / PARTS, given.out) if is_new else ():
                 empty.rmdir()
         return 1
@@ -55,8 +55,8 @@ def collect(arguments: Sequence[str]) -> int:
 
 
 def _imitating(given: argparse.Namespace, task: str) -> str:
-    """The command that trains on what has been written: by the same config, as one of imitation where it is not, or by
-    one that comes with us and takes this environment."""
+    """The command that trains on the written dataset: with the same config, changed to imitation if necessary, or with
+    a config of rlinf_lite for the same environment."""
     from rlinf_lite.data.demonstrations import check_demonstrations
     from rlinf_lite.data.lerobot.layout import LeRobotError
 
@@ -81,10 +81,10 @@ def _imitating(given: argparse.Namespace, task: str) -> str:
 def requested(arguments: Sequence[str]) -> Config:
     """The config that a command line asks for. Raises ConfigError."""
     given = _given(arguments)
-    policy = {} if given.policy is None else _said_of(given.policy)
+    policy = {} if given.policy is None else _policy_config(given.policy)
     model_id = None if given.config_name or not given.env else policy.get("policy_id")
     name = given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT)
-    # the model of a config plays no part: what it could not see may well be collected
+    # the config's model is not used, so episodes that it could not read may be collected
     unused = [] if model_id else ["model.options"]
     cfg = load_config(name, _overrides(given, model_id, chunk_of(policy)), unused=unused)
     assert isinstance(cfg, Config)
@@ -100,7 +100,7 @@ def _given(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _config_of(policy: str) -> str | None:
-    """The config of the run that a policy is of, where it is a run's or a checkpoint's."""
+    """The config of the run that a policy belongs to; None if it is neither a run's nor a checkpoint's."""
     files = [folder / "config.yaml" for folder in (Path(policy), policy_directory(policy).parent / "training_state")]
     return next((str(file) for file in files if file.is_file()), None)
 
@@ -113,31 +113,35 @@ def _parser() -> argparse.ArgumentParser:
         "--config-name",
         "-cn",
         metavar="NAME",
-        help=f"a config (default: that of the run in --policy, else {_DEFAULT}; with --env none); or NAME alone",
+        help=f"a config (default: the config of the run in --policy, else {_DEFAULT}; none with --env); or NAME alone",
     )
     parser.add_argument("--env", metavar="ID", help="environment (env.id)")
-    parser.add_argument("--task", help="its task (env.task)")
+    parser.add_argument("--task", help="task of the environment (env.task)")
     parser.add_argument("--episodes", type=int, metavar="N", help="episodes to play (data.num_episodes)")
     parser.add_argument(
-        "--policy", metavar="DIR", help="a run, checkpoint or policy that plays (data.teacher_dir); else the expert"
+        "--policy",
+        metavar="DIR",
+        help="the run, checkpoint or policy that plays (data.teacher_dir; default: the environment's expert)",
     )
-    parser.add_argument("--seed", type=int, help="of initial states and noise (data.seed)")
-    parser.add_argument("--noise", type=float, help="on the actions that are executed (data.action_noise)")
-    parser.add_argument("--num-envs", type=int, metavar="N", help="environments side by side (env.train.num_envs)")
-    parser.add_argument("--pictures", choices=["image", "video"], help="PNG, lossless, or AV1, small (data.pictures)")
+    parser.add_argument("--seed", type=int, help="seed of initial states and noise (data.seed)")
+    parser.add_argument("--noise", type=float, help="noise added to the executed actions (data.action_noise)")
+    parser.add_argument("--num-envs", type=int, metavar="N", help="environments played at a time (env.train.num_envs)")
     parser.add_argument(
-        "--fps", type=int, help="env steps per second, as the dataset says (data.fps; default: the simulation's)"
+        "--pictures", choices=["image", "video"], help="image: PNG, lossless; video: AV1, small (data.pictures)"
     )
     parser.add_argument(
-        "--keep-failures", action="store_true", help="also episodes without success (data.keep_failures)"
+        "--fps", type=int, help="env steps per second, written to the dataset (data.fps; default: the simulation's)"
+    )
+    parser.add_argument(
+        "--keep-failures", action="store_true", help="also write episodes without success (data.keep_failures)"
     )
     return parser
 
 
 def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | None) -> list[str]:
-    """The config keys that the options are short for, then what was written out."""
+    """Overrides for the options of the command line, followed by the overrides that were given."""
     short = {
-        "model.id": model_id,  # checks ask what the policy reads
+        "model.id": model_id,  # its checks compare what the policy reads
         "env.id": given.env,
         "env.task": given.task,
         "env.train.num_envs": given.num_envs,
@@ -151,13 +155,13 @@ def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | Non
         "model.num_action_chunks": chunk,
     }
     own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
-    own += ["rollout.pipeline_stage_num=1"]  # one process plays, whatever workers the config would have
+    own += ["rollout.pipeline_stage_num=1"]  # one process plays, however many workers the config has
     own += [*_ALONE, "cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
     return [*own, *(f"{key}={_quoted(value)}" for key, value in short.items() if value is not None), *given.overrides]
 
 
 def _quoted(value: object) -> object:
-    """A text in Hydra's quotes: a list of tasks has commas, a path may have anything."""
+    """A text in Hydra's quotes, because a list of tasks has commas and a path may have any character."""
     return "'" + value.replace("'", "\\'") + "'" if isinstance(value, str) else value
 
 
@@ -166,12 +170,13 @@ def _quoted_if_odd(value: str) -> object:
 
 
 def _for_a_shell(word: str) -> str:
-    """In double quotes where those do: `shlex.quote` would break Hydra's single ones up."""
+    """A word quoted for a shell: in double quotes where possible, because `shlex.quote` would split Hydra's single
+    quotes."""
     return f'"{word}"' if "'" in word and re.fullmatch(r"[\w./:@+=', -]+", word) else shlex.quote(word)
 
 
-def _said_of(policy: str) -> dict[str, Any]:
-    """`policy_config` of a saved policy; nothing where there is none, which the checks report."""
+def _policy_config(policy: str) -> dict[str, Any]:
+    """`policy_config` of a saved policy; empty where there is none, which the checks report."""
     try:
         return policy_config(policy_directory(policy))
     except (OSError, ValueError):

@@ -13,10 +13,10 @@ from rlinf_lite.report import ReportError, write_comparison
 
 
 def compare(arguments: Sequence[str]) -> int:
-    """Write the page; returns 2 where the runs cannot be compared."""
+    """Write the page and print its path. Returns the exit code: 2 where the runs cannot be compared."""
     parser = argparse.ArgumentParser(
         prog="rlinf-lite compare",
-        description="One page about several runs: curves over each other, what each reached, where configs differ.",
+        description="Write one page about several runs: their curves, what each reached, where their configs differ.",
     )
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="a run's directory, for example results/<run>"

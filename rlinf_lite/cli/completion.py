@@ -1,4 +1,4 @@
-"""`rlinf-lite completion bash|zsh` prints a script for a shell's start-up file, with the names of this installation."""
+"""`rlinf-lite completion bash|zsh`: print a script for a shell's start-up file, with the names of this installation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCRIPT = """\
         return
     fi
     before="${{COMP_WORDS[COMP_CWORD-1]}}"
-    if [ "$word" = "=" ] || [ "$before" = "=" ]; then  # a value: files, which some are
+    if [ "$word" = "=" ] || [ "$before" = "=" ]; then  # a value, which may be a file
         COMPREPLY=($(compgen -f -- "${{word#=}}"))
         return
     fi
@@ -46,7 +46,7 @@ _SCRIPT = """\
         *) return ;;
     esac
     words="$configs"
-    for ((i = 2; i < COMP_CWORD; i++)); do  # once a config is there, its keys
+    for ((i = 2; i < COMP_CWORD; i++)); do  # keys, once a config is named
         case " $language " in *" ${{COMP_WORDS[i]}} "*) words="$language_keys"; break ;; esac
         case " $configs " in *" ${{COMP_WORDS[i]}} "*) words="$keys"; break ;; esac
     done
@@ -62,7 +62,7 @@ complete -F _rlinf_lite rlinf-lite
 
 
 def completion(arguments: Sequence[str]) -> int:
-    """Print the script; returns 0."""
+    """Print the script. Returns the exit code 0."""
     parser = argparse.ArgumentParser(prog="rlinf-lite completion", description=__doc__)
     parser.add_argument("shell", choices=["bash", "zsh"])
     print(script(parser.parse_args(arguments).shell), end="")
@@ -70,7 +70,7 @@ def completion(arguments: Sequence[str]) -> int:
 
 
 def script(shell: str) -> str:
-    """The script of a shell; zsh runs the one of bash, by its module bashcompinit."""
+    """The completion script for a shell. zsh runs the script for bash, with its module bashcompinit."""
     from rlinf_lite.cli import COMMANDS
 
     found = every_config()

@@ -25,20 +25,20 @@ WRITTEN_FOR = re.compile(r"\bWritten for (.+?); it has not been run by us\.")
 
 @dataclass(frozen=True)
 class Listed:
-    """A config, as its file says."""
+    """What a config's file says about it."""
 
     name: str
     command: str
-    """That runs it: train or eval."""
+    """The command that runs it: train or eval."""
     kind: str
     """`runner.task_type`."""
     task: str
     about: str
     """The first sentence of its comment."""
     time: str
-    """As measured, `3.3 min`; empty where nobody has."""
+    """Measured time, `3.3 min`; empty where it was not measured."""
     hardware: str
-    """On which that was measured, or for which it is written."""
+    """The hardware on which that was measured, or for which the config is written."""
 
     @property
     def takes(self) -> str:
@@ -49,10 +49,12 @@ class Listed:
 
 
 def configs(arguments: Sequence[str]) -> int:
-    """Print the list; returns 1 where no config has all words."""
-    parser = argparse.ArgumentParser(prog="rlinf-lite configs", description="Configs: what, task, time, hardware.")
-    parser.add_argument("words", nargs="*", metavar="WORD", help="list those that have all of these in what is printed")
-    parser.add_argument("--json", action="store_true", help="as a list of JSON objects")
+    """Print the list. Returns the exit code: 1 where no config has all words."""
+    parser = argparse.ArgumentParser(
+        prog="rlinf-lite configs", description="List the configs, with their subject, task, time and hardware."
+    )
+    parser.add_argument("words", nargs="*", metavar="WORD", help="list only configs whose entry has all these words")
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_intermixed_args(arguments)
     found = [one for one in every_config() if _has(one, options.words)]
     if options.json:
@@ -70,7 +72,7 @@ def configs(arguments: Sequence[str]) -> int:
 
 
 def every_config() -> list[Listed]:
-    """Those under `configs/`, by name."""
+    """The configs under `configs/`, in the order of their paths."""
     files = [path for path in sorted(shipped("configs").rglob("*.yaml")) if path.parent.name != "base"]
     return [_read(path) for path in files]
 
@@ -80,10 +82,10 @@ def _read(path: Path) -> Listed:
     lines = [line.removeprefix("#") for line in header if "@package" not in line]
     text = " ".join(line.strip() for line in lines)
     prose = " ".join(line.strip() for line in itertools.takewhile(lambda line: not line.startswith("   "), lines))
-    takes, written, said = TAKES.search(text), WRITTEN_FOR.search(text), _composed(path)
-    task_type, env = said["runner"].get("task_type", "embodied"), said.get("env", {})
+    takes, written, content = TAKES.search(text), WRITTEN_FOR.search(text), _composed(path)
+    task_type, env = content["runner"].get("task_type", "embodied"), content.get("env", {})
     if task_type == "reasoning":
-        files = said.get("data", {}).get("train_files")
+        files = content.get("data", {}).get("train_files")
         task = Path(files[0]).parent.name if files else "arithmetic"
     else:
         task = f"{env['id']} {env.get('task') or next(iter(env_card(env['id']).tasks))}"
@@ -99,12 +101,13 @@ def _read(path: Path) -> Listed:
 
 
 def _composed(path: Path) -> dict[str, Any]:
-    """What the file and its defaults say. Hydra, of whose ways configs use no more than this, takes seconds for all."""
+    """The content of a config's file, merged with its defaults. Hydra would take seconds for all configs, which use no
+    more of its composition than this."""
     content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    said: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for name in content.pop("defaults", ["_self_"]):
-        _merge(said, content if name == "_self_" else _composed(path.parent / f"{name}.yaml"))
-    return said
+        _merge(merged, content if name == "_self_" else _composed(path.parent / f"{name}.yaml"))
+    return merged
 
 
 def _merge(into: dict[str, Any], content: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""`rlinf-lite doctor`: what this machine has, measured, and the command that mends each failure.
+"""`rlinf-lite doctor`: check this machine by measurements, and print the command that fixes each failure.
 
-Whatever may crash or hang is a probe: a process of its own, ended with all its children at a time limit.
+A check that may crash or hang is a probe: it runs in its own process, which is killed with its children at a time
+limit.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from rlinf_lite.preview.machine import byte_text, free_host_bytes
 from rlinf_lite.registry import ENVIRONMENTS, env_card, pip_command
 
 _GIB = 2**30
-_PROCESS_BYTES = _GIB // 2  # what torch and Ray take in each worker of a run that is not named
+_PROCESS_BYTES = _GIB // 2  # memory of torch and Ray in each worker, if no config is named
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `fix` is a command, empty where there is nothing to mend."""
+    """One line of the report. `fix` is a command, empty where there is nothing to fix."""
 
     status: Literal["ok", "warn", "fail"]
     value: str
@@ -55,7 +56,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a config asks of the machine; bytes are 0 where they are not known."""
+    """What a config needs from the machine; bytes are 0 where they are not known."""
 
     log_path: str = "results"
     num_processes: int = 4
@@ -64,10 +65,10 @@ class Needs:
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Print the findings; returns 1 where something failed, 2 where the config is wrong."""
+    """Print the findings. Returns the exit code: 1 where something failed, 2 where the config is wrong."""
     parser = argparse.ArgumentParser(prog="rlinf-lite doctor", description="Check this machine; name the fixes.")
-    parser.add_argument("--json", action="store_true", help="as a JSON list")
-    parser.add_argument("--config-name", "-cn", metavar="NAME", help="check that this config fits, too; or NAME alone")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.add_argument("--config-name", "-cn", metavar="NAME", help="also check that this config fits; or NAME alone")
     parser.add_argument("words", nargs="*", metavar="NAME key=value", help="that config, and overrides of it")
     options = parser.parse_intermixed_args(arguments)
     name, overrides = config_and_overrides(options.words, options.config_name)
@@ -88,7 +89,7 @@ def doctor(arguments: Sequence[str]) -> int:
             host_bytes=found.node_host_bytes,
             shared_bytes=found.shared_bytes,
         )
-    with Console(stderr=True).status("trying out what is installed; a minute or two"):
+    with Console(stderr=True).status("running the checks; this takes a minute or two"):
         findings = examine(needs)
     if options.json:
         print(json.dumps([{"check": name, **asdict(finding)} for name, finding in findings.items()], indent=2))
@@ -104,7 +105,7 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 def examine(needs: Needs) -> dict[str, Finding]:
-    """Every check by name, two at a time, in the order of the report."""
+    """Run all checks, two at a time. Returns the findings by name, in the order of the report."""
     clash = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
     fix_transformers = f"pip uninstall -y {' '.join(clash)}" if clash else "pip install 'transformers>=5'"
     fix_ray = "ray stop --force && pip install --force-reinstall --no-deps 'ray>=2.60'"
@@ -122,19 +123,20 @@ def examine(needs: Needs) -> dict[str, Finding]:
         "Ray": partial(probe, "ray", fix_ray),
     }
     for card in map(env_card, ENVIRONMENTS.names()):
-        checks |= {name: partial(_part, card, name, tried) for name, tried in card.probes().items()}
+        checks |= {name: partial(_environment, card, name, tried) for name, tried in card.probes().items()}
     with ThreadPoolExecutor(max_workers=2) as pool:
         running = {name: pool.submit(check) for name, check in checks.items()}
         return {name: future.result() for name, future in running.items()}
 
 
 def probe(name: str, fix: str) -> Finding:
-    """Run a probe of `probes.py`; what it says, or why it failed and `fix`."""
+    """Run a probe of `probes.py`. Returns what it found, or why it failed with `fix`."""
     return try_out([sys.executable, "-W", "ignore", "-m", "rlinf_lite.cli.probes", name], fix, _TIMEOUT_S)
 
 
 def try_out(command: Sequence[str], fix: str, timeout_s: float) -> Finding:
-    """The last line that a command prints, or how it failed and `fix`. Ended with its children at the time limit."""
+    """Run a command; kill it with its children at the time limit. Returns the last line that it printed, or why it
+    failed with `fix`."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -155,7 +157,7 @@ def try_out(command: Sequence[str], fix: str, timeout_s: float) -> Finding:
 
 
 def _python() -> Finding:
-    """The interpreter, and whether what rlinf_lite requires is installed."""
+    """The interpreter, and whether the packages that rlinf_lite requires are installed."""
     core = requirements()[""]
     wrong = []
     for one in core:
@@ -178,7 +180,7 @@ def _cores() -> Finding:
         cores = min(cores, max(used // period, 1))
     value = f"{cores}, load {load:.1f}"
     if load > cores:
-        return Finding("warn", f"{value}: other processes take more than there is", "top -o %CPU")
+        return Finding("warn", f"{value}: other processes keep all of them busy", "top -o %CPU")
     return Finding("ok", value)
 
 
@@ -187,7 +189,7 @@ def _memory(needs: Needs) -> Finding:
     wanted = needs.host_bytes or needs.num_processes * _PROCESS_BYTES
     value = f"{byte_text(free)} available, {byte_text(wanted)} needed by {needs.num_processes} worker processes"
     if free < wanted:
-        return Finding("fail", value, "rlinf-lite train NAME --dry-run  (shows what takes it)")
+        return Finding("fail", value, "rlinf-lite train NAME --dry-run  (shows what needs it)")
     return Finding("ok", value)
 
 
@@ -216,11 +218,11 @@ def _disk(needs: Needs) -> Finding:
     return Finding("warn" if min(free.values()) < 5 * _GIB else "ok", value)
 
 
-def _part(card: EnvCard, name: str, tried: Probe) -> Finding:
-    """What an environment's card has us try out."""
+def _environment(card: EnvCard, name: str, tried: Probe) -> Finding:
+    """Run a probe of an environment's card."""
     if card.package is not None and find_spec(card.package) is None:
         if tried.unless:
-            return Finding("ok", f"not tried: {card.name} alone needs it, and is not installed")
+            return Finding("ok", f"not checked: only {card.name} needs it, and that is not installed")
         return Finding("ok", "not installed", pip_command(card.extra) if card.extra else f"pip install {card.package}")
     found = probe(name, tried.fix)
     if found.status == "ok":

@@ -1,4 +1,4 @@
-"""Measure a saved policy on the fixed, seeded evaluation episodes of its run, or of a config; a language model on the
+"""Measure a saved policy on the fixed, seeded evaluation episodes of its run or of a config, or a language model on its
 validation problems.
 
 rlinf-lite eval results/<run>
@@ -38,17 +38,19 @@ _WITHOUT_EFFECT = ("env.train.", "env.eval.num_envs", "env.eval.num_videos")
 
 
 def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSummary] | None = None) -> int:
-    """Evaluate, print the result and write it as JSON. Returns 0, 1 after an error, or 2 where the config is wrong.
+    """Evaluate, print the result and write it as JSON. Returns the exit code: 0, 1 after an error, or 2 where the
+    config is wrong.
 
     Args:
-        evaluate: plays the episodes of a config, and writes their films to a file; None: `rlinf_lite.evaluate`.
+        evaluate: function that plays the episodes of a config and writes their films to a file; None:
+            `rlinf_lite.evaluate`.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
     measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
     parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
-    out_help = "where to write the JSON (default: <run>/eval_<checkpoint>.json, and beside it what has other settings)"
+    out_help = "JSON file to write (default: <run>/eval_<checkpoint>.json, or a new name next to it for other settings)"
     parser.add_argument("--out", type=Path, help=out_help)
     parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
     options = parser.parse_intermixed_args(arguments)
@@ -56,7 +58,7 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
     named = [*runs, *filter(None, [options.checkpoint, options.config_name])]
     if len(named) != 1:
         listed = f": {', '.join(map(str, named))}" if named else ""
-        parser.error(f"name one run or one config, here are {len(named)}{listed}")
+        parser.error(f"name one run or one config; {len(named)} were given{listed}")
     options.checkpoint = Path(runs[0]) if runs else options.checkpoint
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
@@ -81,10 +83,10 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
     except (CheckpointError, ConfigError, PartError) as error:
         print(error, file=sys.stderr)
         if of_suite:
-            print(f"--suite {options.suite} has set {' '.join(of_suite)}", file=sys.stderr)
+            print(f"--suite {options.suite} sets {' '.join(of_suite)}", file=sys.stderr)
         if checkpoint is None and runs and (policy_directory(runs[0]) / "config.json").is_file():
             policy = shlex.quote(as_override("actor.checkpoint_load_path", runs[0]))
-            print(f"It is a policy: --config-name NAME {policy} measures it", file=sys.stderr)
+            print(f"This is a policy without a run: --config-name NAME {policy} measures it", file=sys.stderr)
         return 2
 
     from rlinf_lite.data.prompt_files import DatasetError
@@ -102,14 +104,14 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
         try:
             summary = evaluate(cfg, films)
         except known as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error brings its own traceback
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)  # a worker's error contains its own traceback
             return 1
         film = films.read_bytes() if films.exists() else b""
     notes = [f"note: {line}" for line in summary.protocol.get("notes", [])]
     print("\n".join([*notes, summary.headline(), *summary.task_lines()]))
     suite = summary.protocol.get("suite")
     if options.suite and suite != options.suite:
-        print(f"settings of {options.suite} were changed: this is {suite or 'an evaluation of its own'}")
+        print(f"settings of {options.suite} were changed: this evaluation is {suite or 'not that suite'}")
     name = f"eval_{checkpoint.name if checkpoint else cfg.runner.run_name}"
     if options.suite and suite:
         name += f"_{suite}"
@@ -131,18 +133,18 @@ def _write(path: Path, summary: EvalSummary, film: bytes) -> None:
 
 
 def plays_otherwise(change: str) -> bool:
-    """Whether an override changes what is evaluated, so that the result is not comparable with the run's own."""
+    """Whether an override changes what is evaluated, so that the result cannot be compared with the run's own."""
     key = change.lstrip("+~").partition("=")[0]
     return key.startswith(_WITH_EFFECT) and not key.startswith(_WITHOUT_EFFECT)
 
 
 def free_name(path: Path, summary: EvalSummary) -> Path:
-    """The first of `path` and its numbered names (`-2`, `-3`, ...) that is free, or holds an evaluation under the same
-    settings."""
+    """The first of `path` and its numbered names (`-2`, `-3`, ...) that does not exist, or holds an evaluation with the
+    same settings."""
     protocol = json.loads(summary.to_json())["protocol"]
     for number in itertools.count(1):
         found = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
         if not found.exists() or json.loads(found.read_text()).get("protocol") == protocol:
             break
-        print(f"{found} is of other settings or code, and stays")
+        print(f"{found} has other settings or code, and is kept")
     return found

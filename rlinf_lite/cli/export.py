@@ -1,5 +1,5 @@
-"""`rlinf-lite export`: a policy as the Hugging Face Hub expects it: weights, config, statistics, tokenizer, and a model
-card that says what was trained, how well it does and how it loads. Nothing is uploaded."""
+"""`rlinf-lite export`: write a policy as the Hugging Face Hub expects it: weights, config, statistics, tokenizer, and a
+model card that says what was trained, how well it does and how to load it. Nothing is uploaded."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 RUN_CONFIG = "train_config.yaml"
 EVALUATIONS = "evaluations"
 _WHAT = {
-    "rlinf_lite.safetensors": "what the published layout has no place for: value head, slot embeddings, adapters",
+    "rlinf_lite.safetensors": "weights that the published layout does not have: value head, slot embeddings, adapters",
     "*.safetensors": "weights",
     "*.safetensors.index.json": "which weights are in which file",
-    "config.json": "the policy's config, and the statistics that it normalises by where they have no file of their own",
+    "config.json": "the policy's config, and its normalisation statistics unless they have their own file",
     "rlinf_lite.json": "settings and statistics",
-    "dataset_statistics.json": "what actions and states are normalised by",
+    "dataset_statistics.json": "statistics that normalise actions and states",
     "*tokenizer*": "the tokenizer",
     RUN_CONFIG: "the config of the run",
     EVALUATIONS: "every episode of the evaluations above, with settings and versions",
     "BASE_README.md": "the page of the weights that training started from",
-    "*": "as it came with the weights that training started from",
+    "*": "copied from the weights that training started from",
 }
 
 
 class ExportError(ValueError):
-    """A policy that cannot be exported, or not to the directory that was named."""
+    """A policy that cannot be exported, or a directory that it cannot be written to."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Source:
     others: list[Path] = field(default_factory=list)
     """Evaluations of these weights that are left out."""
 
-    def said(self, key: str) -> Any:
+    def value(self, key: str) -> Any:
         """The value of `key` in the run's config; None where it has none."""
         found: Any = self.config
         for part in key.split("."):
@@ -66,16 +66,16 @@ class Source:
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Write the directory; returns 0, or 2 where there is no such policy or it cannot be written there."""
+    """Write the directory. Returns the exit code: 0, or 2 where there is no such policy or it cannot be written."""
     given = parse(arguments)
     directory: Path = given.directory.resolve()
     from rlinf_lite.runners.checkpoints import CheckpointError
 
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise ExportError(f"{given.directory} is there already, and not empty. Name a directory that is new")
+            raise ExportError(f"{given.directory} exists and is not empty. Name a new directory")
         source = find_source(given.policy, given.evaluation)
-        # written under another name, and renamed at the end: a directory of this name is complete
+        # written under another name and renamed at the end, so that a directory of this name is complete
         partial = directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")
         partial.mkdir(parents=True)
         try:
@@ -91,24 +91,24 @@ def export(arguments: Sequence[str]) -> int:
         f"  read README.md and {RUN_CONFIG}, which names paths of this machine" if source.config else "  read README.md"
     )
     for file in source.others:
-        print(f"  left out: {file}; --evaluation FILE names those that the card is to have")
+        print(f"  left out: {file}; --evaluation FILE names the evaluations that the card shows")
     print(f"  nothing has been uploaded: hf upload <user>/{directory.name} {given.directory}")
     return 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Exits with 2 where an argument is wrong."""
+    """Parse the command line. Exits with 2 where an argument is wrong."""
     parser = argparse.ArgumentParser(prog="rlinf-lite export", description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "policy", type=Path, metavar="RUN", help="a run, one of its checkpoints, or a policy's directory"
     )
     parser.add_argument("--to", choices=("hf",), required=True, help="hf: the Hugging Face Hub")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="to write to: new, or empty")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory to write: new, or empty")
     parser.add_argument(
         "--license",
         required=True,
         metavar="ID",
-        help="licence of the weights, as the Hub calls it: apache-2.0, mit, gemma, ...",
+        help="licence of the weights, by its name on the Hub: apache-2.0, mit, gemma, ...",
     )
     parser.add_argument("--base-model", metavar="ID", help="the model on the Hub that training started from")
     parser.add_argument(
@@ -117,20 +117,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FILE",
-        help="an evaluation for the card, of these weights; may be repeated (default: those by the run's own protocol)",
+        help="an evaluation of these weights to show on the card; may be repeated (default: those of the run itself)",
     )
     given = parser.parse_intermixed_args(arguments)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", given.license):
-        parser.error(f"--license {given.license}: the Hub has words like apache-2.0, mit, cc-by-4.0, gemma, other")
+        parser.error(f"--license {given.license}: give a name of the Hub, such as apache-2.0, mit, cc-by-4.0, other")
     return given
 
 
 def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
-    """The policy at `path`, with its run's config and evaluations. `named`: files of evaluations to take instead.
+    """The policy at `path`, with its run's config and evaluations. `named`: files of evaluations to use instead.
 
     Raises:
-        CheckpointError: where its files are not what was written.
-        ExportError: where there is none, or what is named is no evaluation.
+        CheckpointError: its files are not those that were written.
+        ExportError: there is no policy, or a named file is not an evaluation.
     """
     from rlinf_lite.config.resources import policy_directory
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state, verify
@@ -143,17 +143,17 @@ def find_source(path: Path, named: Sequence[Path] = ()) -> Source:
     except CheckpointError as error:
         directory = policy_directory(path)
         if (directory / RUN_CONFIG).is_file():
-            text = f"has the {RUN_CONFIG} of an export. Export the run, or copy that export and edit its README.md"
+            text = f"is an export already (it has {RUN_CONFIG}). Export the run, or copy this and edit its README.md"
             raise ExportError(f"{directory} {text}") from error
         if (directory / "config.json").is_file():
             return Source(directory, evaluations=list(named))
-        other = "" if not directory.exists() else ". Nor is it a policy's directory, which has a config.json"
+        other = "" if not directory.exists() else ". It is no policy's directory either, which has a config.json"
         raise ExportError(f"{error}{other}") from error
     verify(checkpoint)
     config = read_config(checkpoint / "training_state" / CONFIG) or {}
     source = Source(checkpoint / "policy", checkpoint, config, int(read_state(checkpoint)["completed_steps"]))
     run = checkpoint.parent.parent
-    logs = [run, Path(source.said("runner.logger.log_path") or run.parent) / run.name]
+    logs = [run, Path(source.value("runner.logger.log_path") or run.parent) / run.name]
     own = [f"eval/{checkpoint.name}.json", f"eval_{checkpoint.name}.json"]
 
     def of_run(*names: str) -> list[Path]:
@@ -174,12 +174,12 @@ def _check_evaluation(file: Path) -> None:
     except (OSError, ValueError, AttributeError) as error:
         raise ExportError(f"--evaluation {file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not known:
-        raise ExportError(f"--evaluation {file} is no evaluation, as rlinf-lite eval writes them. Name one")
+        raise ExportError(f"--evaluation {file} is not an evaluation. Name a file that rlinf-lite eval has written")
 
 
 def _write(source: Source, directory: Path, name: str, license_id: str, base_model: str | None) -> None:
-    """Write the policy's files. Adapters are merged: readers of the published layout would not see them. Base weights
-    in another directory are written too. All other files are copied."""
+    """Write the policy's files. Adapters are merged, because readers of the published layout do not know them. Base
+    weights in another directory are written too. All other files are copied."""
     from rlinf_lite.models import load_policy
     from rlinf_lite.models.base import read_policy_config
     from rlinf_lite.models.lora import ADAPTER
@@ -195,10 +195,10 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
         model.save_pretrained(directory)
     else:
         shutil.copytree(source.policy, directory, dirs_exist_ok=True)
-    (directory / RUN_CONFIG).unlink(missing_ok=True)  # these two are of an export that training started from
+    (directory / RUN_CONFIG).unlink(missing_ok=True)  # these two belong to an export that training started from
     shutil.rmtree(directory / EVALUATIONS, ignore_errors=True)
     if (directory / "README.md").exists():
-        (directory / "README.md").rename(directory / "BASE_README.md")  # about the weights at the start
+        (directory / "README.md").rename(directory / "BASE_README.md")  # of the weights at the start
     if source.checkpoint is not None:
         shutil.copyfile(source.checkpoint / "training_state" / "config.yaml", directory / RUN_CONFIG)
     for file in source.evaluations:
@@ -207,19 +207,19 @@ def _write(source: Source, directory: Path, name: str, license_id: str, base_mod
     card = model_card(source, policy, directory, name, license_id, base_model)
     (directory / "README.md").write_text(card, encoding="utf-8")
     if policy is not None:
-        load_policy(directory)  # as a user who downloads it will
+        load_policy(directory)  # check that it loads, as it will for a user
 
 
 def model_card(
     source: Source, policy: Policy | None, directory: Path, name: str, license_id: str, base_model: str | None
 ) -> str:
-    """README.md of `directory`, whose other files are written: metadata for the Hub between two lines of dashes, then
-    the page. `policy` None: a language model."""
+    """Text of README.md for `directory`, whose other files have been written: metadata for the Hub between two lines of
+    dashes, then the page. `policy` is None for a language model."""
     from huggingface_hub import ModelCardData
 
     evaluations = [(file, json.loads(file.read_text())) for file in source.evaluations]
-    estimator = source.said("algorithm.adv_type")
-    algorithm = "imitation" if source.said("runner.task_type") == "sft" else {"gae": "ppo"}.get(estimator, estimator)
+    estimator = source.value("algorithm.adv_type")
+    algorithm = "imitation" if source.value("runner.task_type") == "sft" else {"gae": "ppo"}.get(estimator, estimator)
     reads = None if policy is None else policy.reads()
     if policy is None:
         library, pipeline = "transformers", "text-generation"
@@ -241,7 +241,7 @@ def model_card(
         *([_interface(policy)] if policy is not None else []),
         "## Load it\n\n" + _usage(policy, name, {content["mode"] for _, content in evaluations}),
         "## Files\n\n" + _files(directory, policy),
-        f"## Licence\n\n`{license_id}`. Weights that training started from have terms of their own.",
+        f"## Licence\n\n`{license_id}`. The weights that training started from have their own terms.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -269,12 +269,13 @@ def _about(source: Source, policy: Policy | None, algorithm: str | None) -> str:
     lines = ["A language model."]
     if policy is not None:
         card = policy_card(policy.policy_id)
-        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()  # whose docstring is about cards
+        # the docstring of PolicyCard itself is about cards
+        about = "" if type(card) is PolicyCard else (card.__doc__ or "").strip()
         lines = [(about or f"`{policy.policy_id}`.").splitlines()[0]]
     if source.checkpoint is not None:
-        task = " ".join(str(source.said(key)) for key in ("env.id", "env.task") if source.said(key))
+        task = " ".join(str(source.value(key)) for key in ("env.id", "env.task") if source.value(key))
         on = f" on `{task}`" if task else ""
-        config, seed = source.said("runner.run_name"), source.said("runner.seed")
+        config, seed = source.value("runner.run_name"), source.value("runner.seed")
         lines.append(
             f"Trained with rlinf_lite{on}: {source.steps} steps of {algorithm}, config `{config}`, seed {seed}."
         )
@@ -294,15 +295,15 @@ def _success(evaluations: Iterable[tuple[Path, dict[str, Any]]], policy: Policy 
         how = f"rlinf-lite eval --config-name {config} actor.checkpoint_load_path=DIR"
         return f"These weights have not been evaluated: `{how}` does that, where DIR is this directory."
     if not rows:
-        return "These weights have not been evaluated: `rlinf-lite eval RUN` does that, and another export says it."
-    text = "Of these weights; brackets are 95% intervals, and how often in how many episodes follows."
+        return "These weights have not been evaluated: run `rlinf-lite eval RUN`, then export again."
+    text = "Results of these weights, with 95% intervals in brackets and the counts of episodes after them."
     return "\n".join([text, "", "| on | result | seed | all episodes |", "|---|---|---|---|", *rows])
 
 
 def _interface(policy: Policy) -> str:
     reads, lines = policy.reads(), ["## What it reads and answers", "", "| | |", "|---|---|"]
     if reads is None:
-        lines.append("| reads | what its class says |")
+        lines.append("| reads | see its class |")
     else:
         lines += [
             f"| camera `{name}` | uint8 [H, W, 3], scaled to {height} x {width} |"
@@ -317,7 +318,7 @@ def _interface(policy: Policy) -> str:
 
 
 def _usage(policy: Policy | None, name: str, modes: Collection[str]) -> str:
-    """Code that loads the policy and acts, in the mode in which it was evaluated, if that was one."""
+    """Code that loads the policy and acts, in the mode in which it was evaluated, if that was only one."""
     if policy is None:
         return f"""```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

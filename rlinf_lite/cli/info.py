@@ -1,4 +1,5 @@
-"""`rlinf-lite info`: what is installed and what a config may name. Reads metadata; imports neither torch nor ray."""
+"""`rlinf-lite info`: what is installed, and which names a config may use. Reads metadata; imports neither torch nor
+ray."""
 
 from __future__ import annotations
 
@@ -19,9 +20,11 @@ from rlinf_lite.shipped import PACKAGE
 
 
 def info(arguments: Sequence[str]) -> int:
-    """Print the lists; returns 0."""
-    parser = argparse.ArgumentParser(prog="rlinf-lite info", description="What is installed, what configs may name.")
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    """Print the lists. Returns the exit code 0."""
+    parser = argparse.ArgumentParser(
+        prog="rlinf-lite info", description="List what is installed, and which names a config may use."
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     found = gather()
     if parser.parse_args(arguments).json:
         print(json.dumps(found, indent=2))
@@ -34,10 +37,10 @@ def info(arguments: Sequence[str]) -> int:
 
 
 def gather() -> dict[str, Any]:
-    """Everything that `info` prints, by title."""
+    """All that `info` prints, by title."""
     required = requirements()
     kind, num_slots = detect_slots("auto", None)
-    what = "GPUs" if kind == "cuda" else "virtual, CPU; cluster.num_gpus_per_node makes more"
+    slots = "GPUs" if kind == "cuda" else "virtual, CPU; cluster.num_gpus_per_node makes more"
     return {
         "versions": {
             "rlinf_lite": f"{__version__} ({PACKAGE})",
@@ -49,14 +52,14 @@ def gather() -> dict[str, Any]:
             for extra, of_extra in required.items()
             if extra
         },
-        "slots": f"{num_slots} ({what})",
+        "slots": f"{num_slots} ({slots})",
         **{key: registry.names() for key, registry in REGISTRIES.items()},
         "configs": config_names(),
     }
 
 
 def requirements() -> dict[str, list[Requirement]]:
-    """What this machine needs for each extra of rlinf_lite, and under "" for the rest."""
+    """The packages that rlinf_lite requires on this machine, by extra; under "" those that are always required."""
     extras = metadata.metadata("rlinf_lite").get_all("Provides-Extra") or []
     required = [Requirement(line) for line in metadata.requires("rlinf_lite") or []]
     core = [one for one in required if one.marker is None or one.marker.evaluate({"extra": ""})]

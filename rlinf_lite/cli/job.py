@@ -1,4 +1,4 @@
-"""`rlinf-lite job`: the supervised jobs of this machine or of a Ray cluster, what they are doing, and their end."""
+"""`rlinf-lite job`: list, inspect and stop the supervised jobs of this machine or of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlinf_lite.scheduler.scratch import temp_root
 
 @dataclass(frozen=True)
 class Found:
-    """A job; `ray` is where its master is, None where it has none (any more)."""
+    """A job. `ray` is the Ray in which its master runs; None if it has no master (any more)."""
 
     handle: JobHandle
     context: JobContext
@@ -35,7 +35,7 @@ class Found:
 
     @property
     def stage(self) -> str:
-        """`lost`: it has not ended, but nobody watches it."""
+        """Stage of its context, or `lost` if it has not ended but has no master."""
         return str(self.context.stage) if self.context.stage.is_final or self.ray else "lost"
 
     def joined(self) -> AbstractContextManager[None]:
@@ -47,30 +47,32 @@ class Found:
 
 
 def job(arguments: Sequence[str]) -> int:
-    """Run one of the commands; returns 1 where that is not possible, 2 for wrong arguments."""
+    """Run one of the commands. Returns the exit code: 1 after an error. Exits with 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="rlinf-lite job", description="Supervised jobs (control.enabled=true).")
     commands = parser.add_subparsers(required=True, metavar="list | status | logs | stop")
     place = argparse.ArgumentParser(add_help=False)
-    ray_help = "of a Ray cluster; else RAY_ADDRESS, else the Rays that your scripts have started on this machine"
+    ray_help = (
+        "address of a Ray cluster (default: RAY_ADDRESS, else all Rays that your scripts started on this machine)"
+    )
     place.add_argument("--address", metavar="ADDR", help=ray_help)
-    place.add_argument("--backend", metavar="DIR", help="where control.backend keeps contexts, if not in Ray")
+    place.add_argument("--backend", metavar="DIR", help="directory of contexts (control.backend), if not in Ray")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], about: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, parents=[place], help=about, description=about, allow_abbrev=False)
         command.set_defaults(run=run)
         if run is not _list:
-            command.add_argument("name", metavar="NAME", help="of the job, or how that starts")
+            command.add_argument("name", metavar="NAME", help="name of the job, or the beginning of it")
         if run in (_list, _status):
-            command.add_argument("--json", action="store_true", help="as JSON")
+            command.add_argument("--json", action="store_true", help="print JSON")
         return command
 
-    add("list", _list, "all jobs")
-    add("status", _status, "one job: its workers, what they are doing, what has failed")
-    logs = add("logs", _logs, "what a running job's workers have printed")
-    logs.add_argument("--role", metavar="R", help="of these workers, or of the trainer")
-    logs.add_argument("--rank", metavar="N", type=int, help="of this rank")
-    logs.add_argument("--lines", metavar="N", type=int, default=30, help="the last of each (default: 30)")
-    add("stop", _stop, "end a job; a training script leaves a checkpoint")
+    add("list", _list, "list all jobs")
+    add("status", _status, "show one job: its workers, what they are doing, what has failed")
+    logs = add("logs", _logs, "print the output of a running job's workers")
+    logs.add_argument("--role", metavar="R", help="only workers of this role, or trainer")
+    logs.add_argument("--rank", metavar="N", type=int, help="only the worker of this rank")
+    logs.add_argument("--lines", metavar="N", type=int, default=30, help="number of last lines of each (default: 30)")
+    add("stop", _stop, "stop a job; a training script then writes a checkpoint")
 
     options = parser.parse_args(arguments)
     try:
@@ -133,13 +135,15 @@ def _logs(options: argparse.Namespace) -> None:
     found = _pick(options)
     if found.ray is None:
         raise SchedulerError(
-            f"the job {found.context.name!r} is {found.stage}: only a running one's logs can be read. "
+            f"the job {found.context.name!r} is {found.stage}: logs can be read only while a job runs. "
             f"Its events are in {found.context.directory}"
         )
     with found.joined():
         logs = found.handle.logs(options.role, options.rank, options.lines)
     if not logs:
-        raise SchedulerError(f"no such worker; the job {found.context.name!r} has {', '.join(found.context.workers)}")
+        raise SchedulerError(
+            f"no such worker; those of the job {found.context.name!r} are {', '.join(found.context.workers)}"
+        )
     print("\n\n".join(f"{worker}:\n{text.rstrip() or '(nothing)'}" for worker, text in logs.items()))
 
 
@@ -147,17 +151,17 @@ def _stop(options: argparse.Namespace) -> None:
     found = _pick(options)
     before = found.context
     if before.stage.is_final:
-        print(f"{before.name} had ended before: {before.stage} after {_steps(before)} steps")
+        print(f"{before.name} had already ended: {before.stage} after {_steps(before)} steps")
         return
     if found.ray is None:
-        raise SchedulerError(f"the job {before.name!r} is lost: it was {before.stage}, but nobody watches it any more")
+        raise SchedulerError(f"the job {before.name!r} is lost: it was {before.stage}, but its master is gone")
     with found.joined():
         after = found.handle.stop("stopped by `rlinf-lite job stop`")
-    print(f"{after.name} was {before.stage}, and is {after.stage} after {_steps(after)} steps")
+    print(f"{after.name} was {before.stage} and is now {after.stage}, after {_steps(after)} steps")
 
 
 def _rays(options: argparse.Namespace) -> list[KnownRay]:
-    """Where jobs are looked for."""
+    """The Rays that are searched for jobs."""
     local = find_local_rays()
     if address := options.address or os.environ.get("RAY_ADDRESS"):
         return [next((known for known in local if known.address == address), KnownRay(address))]
@@ -165,7 +169,7 @@ def _rays(options: argparse.Namespace) -> list[KnownRay]:
 
 
 def _find(options: argparse.Namespace) -> list[Found]:
-    """All jobs: those of one Ray after another, or of a directory, with the Rays in which they go on."""
+    """All jobs of the searched Rays, or of the directory --backend, each with the Ray in which it runs."""
     if options.backend is None:
         return [found for known in _rays(options) for found in _read(KVBackend(), known)]
     if not Path(options.backend).is_dir():
@@ -179,7 +183,8 @@ def _find(options: argparse.Namespace) -> list[Found]:
 
 
 def _read(backend: ContextBackend, known: KnownRay | None) -> list[Found]:
-    """The jobs of a backend, as far as `known`, where they may go on, can be asked."""
+    """The jobs of a backend. `known` is the Ray in which they may be running; none are returned if it does not answer
+    and is one of several."""
     found = []
     try:
         with nullcontext() if known is None else joined_ray(known):
@@ -194,18 +199,19 @@ def _read(backend: ContextBackend, known: KnownRay | None) -> list[Found]:
     except ClusterError as error:
         if known is None or known.token is None:
             raise
-        print(error, file=sys.stderr)  # one of several, and perhaps about to end
+        print(error, file=sys.stderr)  # others may answer
         return []
     return found
 
 
 def _pick(options: argparse.Namespace) -> Found:
-    """The job that is meant. Raises SchedulerError where there is none, or more than one."""
+    """The job with the given name, or the only one whose name begins so. Raises SchedulerError where there is none, or
+    more than one."""
     jobs, name = _find(options), options.name
     if not jobs and options.backend is None and not _rays(options):
         raise SchedulerError(
             f"no Ray of yours was found on this machine (in {temp_root()}): name one with --address, "
-            "or with --backend a directory of contexts"
+            "or a directory of contexts with --backend"
         )
     matching = [found for found in jobs if found.context.name == name]
     matching = matching or [found for found in jobs if found.context.name.startswith(name)]
@@ -213,7 +219,7 @@ def _pick(options: argparse.Namespace) -> Found:
         return matching[0]
     if matching:
         which = ", ".join(f"{found.context.name} ({found.ray.address if found.ray else 'ended'})" for found in matching)
-        raise SchedulerError(f"{name!r} is how several jobs' names start: {which}; say more, or --address")
+        raise SchedulerError(f"the names of several jobs begin with {name!r}: {which}; give more of it, or --address")
     names = sorted({found.context.name for found in jobs})
     near = nearest(name, names, count=3, cutoff=0.4) or names[:5]
     hint = f"The nearest: {', '.join(near)}" if near else "There are no jobs"

@@ -35,14 +35,14 @@ WIDTH = 80
 def parse_cli(
     argv: Sequence[str], default_config: str | None, description: str = "", task_type: str | None = "embodied"
 ) -> Any:
-    """The config that a command line asks for, which must be of `task_type`, if that is given. Where it names none that
-    is `default_config`, which is said; with None it is a mistake.
+    """The config that a command line names, or `default_config` if it names none. It must be of `task_type`, if that is
+    given.
 
-    Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where that finds demonstrations that do not serve,
-    and with 2 after listing what is wrong with the config.
+    Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where `--dry-run` finds unusable demonstrations or
+    a wrong checkpoint, and with 2 after printing what is wrong with the config, or that none is named.
     """
     parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
-    about = "a config, or a run to go on with; overrides in Hydra's grammar"
+    about = "a config, or a run to continue; overrides in Hydra's grammar"
     default = f" (default: {default_config})" if default_config else ""
     parser.add_argument("words", nargs="*", metavar="NAME|RUN key=value", help=about)
     parser.add_argument(
@@ -51,12 +51,12 @@ def parse_cli(
         metavar="NAME",
         help=f"a config, or the path of a YAML file{default}; NAME alone is short for it",
     )
-    parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not ours")
+    parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not rlinf_lite's")
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
     parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
     parser.add_argument("--debug", action="store_true", help="short for cluster.runtime=local: breakpoint() works")
-    parser.add_argument("--help", "-h", action="store_true", help="this text, and exit")
-    parser.add_argument("--help-all", action="store_true", help="the same with every key, and exit")
+    parser.add_argument("--help", "-h", action="store_true", help="print this text; exit")
+    parser.add_argument("--help-all", action="store_true", help="print this text with all keys; exit")
     arguments = parser.parse_intermixed_args(argv)
     from rlinf_lite.config.loading import as_override, load_config  # Hydra, which other commands do without
 
@@ -72,7 +72,7 @@ def parse_cli(
     name = named or default_config
     if name is None:
         print(
-            "name a config (rlinf-lite configs lists them) or a run to go on with; "
+            "name a config (rlinf-lite configs lists them) or a run to continue; "
             "the quickstart is `rlinf-lite train tabletop_ppo_vla`",
             file=sys.stderr,
         )
@@ -149,7 +149,7 @@ def _preview(config: Any) -> int:
 
 
 def config_and_overrides(words: Sequence[str], config_name: str | None) -> tuple[str | None, list[str]]:
-    """The config that a command names, by itself or by --config-name, and its overrides. Exits with 2 where it names
+    """The config that a command line names, alone or by --config-name, and its overrides. Exits with 2 where it names
     several."""
     names, overrides = names_and_overrides(words)
     names = [*filter(None, [config_name]), *names]
@@ -166,13 +166,13 @@ def names_and_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _config_of_run(name: str) -> Path | None:
-    """The config that the run in a directory was trained with."""
+    """File with the config of the run in a directory; None if there is no run."""
     path = Path(name) / "config.yaml"
     return path if path.is_file() else None
 
 
 def _where_it_is(overrides: Sequence[str]) -> list[str]:
-    """Overrides with which a resumed run goes on in its own directory, even if its config names another one. [] unless
+    """Overrides that make a resumed run continue in its own directory, even if its config names another one. [] unless
     `overrides` resume a run by its directory, or by a checkpoint in it."""
     from hydra.errors import HydraException
 
@@ -202,7 +202,7 @@ def _where_it_is(overrides: Sequence[str]) -> list[str]:
 
 
 def _help_on_keys(task_type: str | None, every: bool) -> Iterator[str]:
-    """Help on all keys, or on the common ones, for the kinds of run that a command line may start."""
+    """Help on all keys, or on the common ones, for the kinds of run that a command may start."""
     kinds: dict[str, type[BaseModel]] = {"in a simulator": Config, "of language models": ReasoningConfig}
     wanted = [
         kind

@@ -1,6 +1,7 @@
-"""What `rlinf-lite doctor` tries out, each in a process of its own, because it may crash or hang.
+"""Probes of `rlinf-lite doctor`. Each runs in its own process, because it may crash or hang.
 
-`python -m rlinf_lite.cli.probes NAME` prints what it found or measured, as its last line. What raises has failed.
+`python -m rlinf_lite.cli.probes NAME` prints what the probe found or measured as its last line. A probe that raises has
+failed.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ def torch_build() -> str:
 
 
 def vision_and_language() -> str:
-    """transformers imports torchvision where it is installed, and fails with it where it is of another torch."""
+    """Import transformers with torchvision and timm, if those are installed: they fail if built for another torch."""
     found = [name for name in ("torchvision", "timm") if find_spec(name) is not None]
     for name in found:
         __import__(name)
     import transformers
     from transformers import Dinov2WithRegistersModel, LlamaForCausalLM, SiglipVisionModel  # noqa: F401
 
-    beside = f"{' and '.join(found)} installed, and not needed" if found else "no torchvision, no timm: none needed"
-    return f"{transformers.__version__}; {beside}"
+    others = f"{' and '.join(found)} installed, and not needed" if found else "no torchvision, no timm: none needed"
+    return f"{transformers.__version__}; {others}"
 
 
 def accelerators() -> str:
@@ -47,8 +48,8 @@ def accelerators() -> str:
     if not torch.cuda.is_available():
         if driver is None:
             return "no GPU; slots are virtual, cluster.num_gpus_per_node of them"
-        why = "torch is a CPU build" if torch.version.cuda is None else f"torch for CUDA {torch.version.cuda} sees none"
-        raise RuntimeError(f"nvidia-smi is there, but {why}")
+        build = "is a CPU build" if torch.version.cuda is None else f"for CUDA {torch.version.cuda} sees no GPU"
+        raise RuntimeError(f"nvidia-smi is installed, but torch {build}")
     values = []
     for index in range(torch.cuda.device_count()):
         x = torch.randn(4096, 4096, device=f"cuda:{index}", dtype=torch.bfloat16)
@@ -77,7 +78,7 @@ def ray_workers() -> str:
 
 
 def simulator(env_id: str) -> str:
-    """Reset and step one environment, and hold it against the protocol."""
+    """Check an environment against the protocol, reset it and measure its steps."""
     import numpy as np
 
     from rlinf_lite.config import EnvConfig
@@ -107,11 +108,11 @@ PROBES: dict[str, Callable[[], str]] = {
 
 
 def try_out(name: str) -> str:
-    """Run a probe of ours, or one of an environment's card."""
+    """Run the probe of a name: one of PROBES, or one of an environment's card."""
     if name in PROBES:
         return PROBES[name]()
-    parts = [(card, probes[name]) for card in map(env_card, ENVIRONMENTS.names()) if name in (probes := card.probes())]
-    card, probe = parts[0]
+    card = next(card for card in map(env_card, ENVIRONMENTS.names()) if name in card.probes())
+    probe = card.probes()[name]
     return str(import_part(probe.function, name)(card.name))
 
 

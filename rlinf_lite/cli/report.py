@@ -10,7 +10,7 @@ from rlinf_lite.report import ReportError, write_report
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write it and print its path; returns 2 where there is no run."""
+    """Write the report and print its path. Returns the exit code: 2 where there is no run."""
     parser = argparse.ArgumentParser(prog="rlinf-lite report", description="Write a run's report.")
     parser.add_argument("run", metavar="RUN", help="a run's directory, for example results/<run>")
     try:

@@ -1,4 +1,4 @@
-"""`rlinf-lite runs`: the runs of a directory, how far each is and what it reached. Imports neither torch nor ray."""
+"""`rlinf-lite runs`: list the runs of a directory, with their progress and results. Imports neither torch nor ray."""
 
 from __future__ import annotations
 
@@ -23,33 +23,35 @@ ENDS = ("finished", "failed", "stopped")
 
 @dataclass(frozen=True)
 class Run:
-    """A row of the table. `metric`: `success` where the task has a notion of it, else `return`, as evaluated before
-    training and last; None where nothing was evaluated."""
+    """A row of the table. `metric` is `success` where the environment reports it, else `return`; `before` and `last`
+    are its values in the evaluation before training and in the last one, None where there was none."""
 
     directory: str
     status: str
-    """running (on this machine), finished, failed, stopped; ended: before its last step, nobody wrote down why."""
+    """running (on this machine), finished, failed, stopped; ended: before its last step, for an unknown reason."""
     step: int
     max_steps: int | None
-    """That were planned; None where its directory does not say."""
+    """Planned number of steps; None where the run's directory does not say."""
     metric: str
     before: float | None
     last: float | None
     episodes: int
-    """Of the last evaluation."""
+    """Number of episodes of the last evaluation."""
     changed: float
-    """When its log was last written to, Unix time."""
+    """Unix time of the last write to its log."""
 
 
 def runs(arguments: Sequence[str]) -> int:
-    """Print the list; returns 2 where a directory is named that is not there."""
-    parser = argparse.ArgumentParser(prog="rlinf-lite runs", description="Runs: status, steps and what was reached.")
-    parser.add_argument("directory", nargs="?", type=Path, help="of runs (default: results)")
-    parser.add_argument("--json", action="store_true", help="as a list of JSON objects")
+    """Print the list. Returns the exit code: 2 where the named directory does not exist."""
+    parser = argparse.ArgumentParser(
+        prog="rlinf-lite runs", description="List the runs of a directory, with status, steps and results."
+    )
+    parser.add_argument("directory", nargs="?", type=Path, help="directory of runs (default: results)")
+    parser.add_argument("--json", action="store_true", help="print a list of JSON objects")
     options = parser.parse_args(arguments)
     directory = options.directory or Path("results")
     if options.directory is not None and not directory.is_dir():
-        print(f"{directory}: no such directory. Name the one that runs are in", file=sys.stderr)
+        print(f"{directory}: no such directory. Name a directory of runs", file=sys.stderr)
         return 2
     paths = sorted(directory.iterdir()) if directory.is_dir() else []
     found = [run for path in paths if (run := read_run(path)) is not None]
@@ -60,12 +62,12 @@ def runs(arguments: Sequence[str]) -> int:
     titles = ("status", "steps", "metric", "before", "last", "episodes", "changed", "directory")
     print_table(titles, [_row(run) for run in found])
     if not found:
-        print(f"no runs in {directory}: `rlinf-lite train tabletop_ppo_vla` makes the first")
+        print(f"no runs in {directory}: `rlinf-lite train tabletop_ppo_vla` makes one")
     return 0
 
 
 def read_run(directory: Path) -> Run | None:
-    """None: no run, or one whose files cannot be read, which a line on stderr says."""
+    """The run of a directory; None if it holds no run, or one whose files cannot be read (a line on stderr says so)."""
     try:
         files = RunFiles(directory)
     except ReportError:
@@ -73,7 +75,7 @@ def read_run(directory: Path) -> Run | None:
     except (OSError, ValueError, yaml.YAMLError) as error:
         print(f"{directory}: cannot be read ({' '.join(str(error).split())})", file=sys.stderr)
         return None
-    others = {content["step"] for content in files.other_evals}  # not to be compared with the last one
+    others = {content["step"] for content in files.other_evals}  # not comparable with the last one
     evaluated = [line for line in files.lines if "eval/num_episodes" in line and line["step"] not in others]
     metric = "success" if any(line.get("eval/success_once") is not None for line in evaluated) else "return"
     key = "eval/success_once" if metric == "success" else "eval/return"
@@ -102,7 +104,7 @@ def _status(files: RunFiles) -> str:
 
 
 def _is_written(lock: Path) -> bool:
-    """Whether the process that the lock names has it open. Taking the lock for a moment could refuse a run."""
+    """Whether the process that a lock file names has it open. (Locking it, even briefly, could make a run fail.)"""
     with suppress(OSError, ValueError, IndexError):
         _, process, _, host = lock.read_text().split()[:4]
         if host.rstrip(",") == socket.gethostname():

@@ -1,4 +1,4 @@
-"""`rlinf-lite serve`: a trained policy behind a WebSocket, in the wire format of openpi's policy server."""
+"""`rlinf-lite serve`: serve a trained policy over a WebSocket, in the wire format of openpi's policy server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Serve until Ctrl-C; returns 0, and 2 where there is no such policy, or it may not be served so."""
+    """Serve until Ctrl-C. Returns the exit code: 0, or 2 where there is no such policy or an option is refused."""
     given = parse(arguments)
     try:
         missing = [name for name in ("websockets", "msgpack") if not is_installed(name)]
@@ -34,7 +34,7 @@ def serve(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
 
-    # only now what takes time to import
+    # imported only now, because they take seconds
     import torch
 
     from rlinf_lite.models import load_policy
@@ -43,7 +43,10 @@ def serve(arguments: Sequence[str]) -> int:
     logging.basicConfig(format="%(message)s")
     device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device != "cpu" and not torch.cuda.is_available():
-        print(f"--device {device}: torch sees no GPU here. Leave it out, or see rlinf-lite doctor", file=sys.stderr)
+        print(
+            f"--device {device}: torch sees no GPU here. Leave the option out, or see rlinf-lite doctor",
+            file=sys.stderr,
+        )
         return 2
     with bound:
         try:
@@ -60,35 +63,37 @@ def serve(arguments: Sequence[str]) -> int:
             try:
                 server.serve_forever()
             except KeyboardInterrupt:
-                print("ended; clients have been told", flush=True)
+                print("ended; the clients were disconnected", flush=True)
     return 0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Exits with 2 where an argument is wrong."""
+    """Parse the command line. Exits with 2 where an argument is wrong."""
     parser = argparse.ArgumentParser(prog="rlinf-lite serve", description=__doc__, allow_abbrev=False)
     parser.add_argument("policy", metavar="RUN", help="a run, one of its checkpoints, or a policy's directory")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="where to listen (default: this machine alone); another needs a token"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (default: only this machine can connect); any other needs a token",
     )
-    parser.add_argument("--port", type=int, default=8000, help="0: one that is free (default: 8000)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any free one (default: 8000)")
     token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, metavar="FILE", help="of the text that clients have to send")
-    token.add_argument("--token", help="that text itself, which others on this machine can see")
+    token.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token that clients have to send")
+    token.add_argument("--token", help="the token itself, which other users of this machine can see")
     parser.add_argument(
         "--mode", choices=("greedy", "sampled"), default="greedy", help="sampled: with noise (default: greedy)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of that noise (default: 0)")
-    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda where there is one)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of that noise (default: 0)")
+    parser.add_argument("--device", help="cpu, cuda or cuda:N (default: cuda if there is a GPU)")
     given = parser.parse_args(arguments)
     if given.device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", given.device):
-        parser.error(f"--device {given.device}: there are cpu, cuda, and cuda:N for the GPU of that number")
+        parser.error(f"--device {given.device}: give cpu, cuda, or cuda:N for GPU number N")
     return given
 
 
 def _act_once(policy: Policy) -> None:
-    """On nothing: what it lacks, such as a tokenizer, is known before clients come, and the first need not wait longer
-    than others. Raises what `Policy.act` does."""
+    """Act once on empty observations. So missing files, such as a tokenizer, show before a client connects, and the
+    first client waits no longer than others. Raises what `Policy.act` raises."""
     import numpy as np
 
     reads = policy.reads()
@@ -99,7 +104,8 @@ def _act_once(policy: Policy) -> None:
 
 
 def _token(given: argparse.Namespace) -> str | None:
-    """Raises ServeError where a file cannot be read, or the token is empty or no ASCII."""
+    """The token that clients have to send; None if there is none. Raises ServeError where its file cannot be read, or
+    where it is empty or not printable ASCII."""
     if given.token_file is None and given.token is None:
         return None
     try:
@@ -107,5 +113,5 @@ def _token(given: argparse.Namespace) -> str | None:
     except (OSError, ValueError) as error:
         raise ServeError(f"--token-file {given.token_file}: {getattr(error, 'strerror', None) or error}") from error
     if not token or not token.isascii() or not token.isprintable():
-        raise ServeError("the token is empty, or not of printable ASCII. `openssl rand -hex 32` makes one")
+        raise ServeError("the token is empty or not printable ASCII. `openssl rand -hex 32` makes one")
     return token

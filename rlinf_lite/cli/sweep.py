@@ -1,5 +1,5 @@
-"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: every combination of the values as a run of its own, as
-`rlinf-lite train` starts it, one after the other or N at a time."""
+"""`rlinf-lite sweep NAME key=v1,v2 key2=a,b`: train once for every combination of the values, as `rlinf-lite train`
+does, one run after the other or N at a time."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def sweep(arguments: Sequence[str]) -> int:
     names, overrides = names_and_overrides(options.words)
     if len(names) != 1:
         listed = f": {', '.join(names)}" if names else ""
-        parser.error(f"name one config, here are {len(names)}{listed}")
+        parser.error(f"name one config; {len(names)} were given{listed}")
     try:
         keys, trials = trials_of(names[0], overrides)
         shares = shares_of(names[0], min(options.parallel, len(trials)), [trial.cluster for trial in trials])
@@ -165,7 +165,7 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
         kept = as_file_name(str(config.runner.run_name), MAX_NAME - 4)
         run_name = as_file_name("-".join([kept, f"{number:02d}", *parts]), MAX_NAME)
         if config.runner.task_type == "eval":
-            raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. A sweep is of training runs"])
+            raise ConfigError(name, ["runner.task_type: is eval, which trains nothing. Name a config that trains"])
         words = ("train", name, *fixed, *chosen, f"runner.run_name={run_name}")
         trials.append(Trial(values, run_name, Path(config.runner.logger.log_path), words, config.cluster))
     if problems:
@@ -176,7 +176,8 @@ def trials_of(name: str, overrides: Sequence[str]) -> tuple[list[str], list[Tria
 def _run_all(
     keys: Sequence[str], trials: Sequence[Trial], shares: Sequence[Share | None]
 ) -> tuple[dict[int, tuple[str, ...]], int]:
-    """Rows of the table, by the index of their trial, and the exit code. Ctrl-C is passed on to runs; no more start."""
+    """Run all trials. Returns the rows of the table by the index of their trial, and the exit code. Ctrl-C is passed on
+    to the running ones, and no more start."""
     rows, running = dict[int, tuple[str, ...]](), dict[int, Running]()
     free, waiting, code, requests = list(shares), list(range(len(trials))), 0, 0
     while running or (waiting and code != 130):
@@ -203,7 +204,7 @@ def _run_all(
 
 
 def _start(trial: Trial, share: Share | None, said: str) -> Running:
-    """Start a run. While others run too, it writes to a file of its own."""
+    """Start a run. If others run at the same time, its output goes to its own file."""
     before, environment = trial.directories(), dict(os.environ)
     if share is None:
         print(said, flush=True)

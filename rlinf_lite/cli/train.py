@@ -1,6 +1,6 @@
-"""`rlinf-lite train NAME|RUN key=value`: train what a config describes, or go on with a run.
+"""`rlinf-lite train NAME|RUN key=value`: train as a config says, or continue a run.
 
-Imitation, reinforcement learning in a simulator or of a language model: `runner.task_type` says which.
+`runner.task_type` of the config selects imitation, reinforcement learning in a simulator, or a language model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ ABOUT = "Train a policy in a simulator, by reinforcement learning or imitation, 
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Train; returns 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 where the config is wrong."""
+    """Train. Returns the exit code: 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 if the config is wrong."""
     cfg = parse_cli(arguments, None, ABOUT, None)
-    from rlinf_lite.launch import train  # takes seconds to import: mistakes in the config are reported before
+    from rlinf_lite.launch import train  # takes seconds to import; mistakes in the config are reported first
 
     return run_to_its_end(train, cfg)
 
 
 def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:
-    """Run `train(cfg)` and return the exit code: 0, 130 after Ctrl-C, or 1 after an error that its user can mend, whose
-    message is printed without a traceback."""
+    """Run `train(cfg)` and return the exit code: 0, 130 after Ctrl-C, or 1 after an error that the user can fix. The
+    message of such an error is printed without a traceback."""
     from rlinf_lite.data.lerobot.layout import LeRobotError
     from rlinf_lite.data.prompt_files import DatasetError
     from rlinf_lite.data.tokenizers import TokenizerError
@@ -39,7 +39,7 @@ def run_to_its_end(train: Callable[[Any], RunResult], cfg: Any) -> int:
     try:
         return 130 if train(cfg).interrupted else 0
     except known as error:
-        full = isinstance(error.__cause__, SharedMemoryFullError)  # one line says all of it
-        said = error.__cause__ if full else error
-        print(f"{type(said).__name__}: {said}", file=sys.stderr)  # a worker's error brings its own traceback
+        is_full = isinstance(error.__cause__, SharedMemoryFullError)  # its one line is enough
+        shown = error.__cause__ if is_full else error
+        print(f"{type(shown).__name__}: {shown}", file=sys.stderr)  # a worker's error contains its own traceback
         return 1

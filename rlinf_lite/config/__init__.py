@@ -1,6 +1,6 @@
 """Configuration: schema (pydantic), loading (Hydra) and cross-checks. Needs neither torch nor ray.
 
-`load_config` is imported when first used: workers import schemas, and do not need Hydra.
+`load_config` is imported when it is first used, so that workers, which only import schemas, do not load Hydra.
 """
 
 from lazy_loader import attach_stub

@@ -1,4 +1,4 @@
-"""Every problem of a config, and the placements that it may run on."""
+"""Finds every problem of a config, and the placements that it may run on."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SUBJECTS = (algorithm, cluster, correction, files, imitation, language, parts, s
 
 
 def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
-    """Everything that is wrong with a config. `suspects` are keys whose values are not what their author wrote. Where
-    the run chooses its placement, the problems of the placement that has the fewest."""
-    unknown: list[Problem] = []  # how many slots there are
+    """All problems of a config. `suspects`: keys whose values were replaced, so that rules on them do not apply. If the
+    run chooses its placement, the problems of the placement with the fewest."""
+    unknown: list[Problem] = []  # the problem that the number of slots is not known
     try:
         slots(config.cluster)
     except PlacementError as error:
@@ -52,7 +52,7 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
 
 
 def possible(config: C) -> list[C]:
-    """The config on every placement that it may run on: the one that it names, or else the proposals with the fewest
+    """The config with every placement that it may run on: the one that it names, or the proposals with the fewest
     problems."""
     if not is_auto(config.cluster):
         return [config]

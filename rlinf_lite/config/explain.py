@@ -1,5 +1,5 @@
-"""A nested dict as a config: pydantic validates values, then checks between keys follow. All problems are reported at
-once, with the keys and values as their author wrote them."""
+"""Turns a nested dict into a config: pydantic validates single values, then the checks between keys follow. All
+problems are reported at once, with keys and values as in the config file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPECTED = {
     "model_type": "a section of keys",
 }
 Location = tuple[str | int, ...]
-"""Where a value is in nested dicts and lists, as pydantic gives it."""
+"""The place of a value in nested dicts and lists, as pydantic gives it."""
 _NESTED: dict[str, type[BaseModel]] = {
     "cluster.node_groups": NodeGroup,
     "cluster.component_placement": PlacementSpec,
@@ -50,9 +50,9 @@ _COUNTERPARTS = (
 
 
 class ConfigError(ValueError):
-    """Everything that is wrong with a configuration, found before anything starts.
+    """The configuration has problems, which are found before anything starts.
 
-    `problems` holds one line each: `where.in.yaml: what is wrong (the value, the arithmetic). how to fix it`.
+    `problems` has one line for each: `where.in.yaml: what is wrong (the value, the arithmetic). how to fix it`.
     """
 
     def __init__(self, source: str, problems: list[str]) -> None:
@@ -73,9 +73,9 @@ def schema_of(content: Mapping[Any, Any]) -> type[BaseModel]:
 
 
 def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[Any, list[Problem]]:
-    """The config of a nested dict, with defaults in place of what is not valid, and every problem.
+    """The config of a nested dict, with defaults in place of invalid values, and all problems.
 
-    Its schema is that of `runner.task_type`. `suspects` are keys already known to be wrong.
+    `runner.task_type` decides the schema. `suspects`: keys already known to be wrong.
     """
     schema: Any = schema_of(content)
     try:
@@ -88,8 +88,8 @@ def validate(content: dict[str, Any], suspects: Collection[str] = ()) -> tuple[A
 
 
 def check_measurable(config: Config | ReasoningConfig, name: str) -> None:
-    """Raise ConfigError where the config called `name` leaves nothing to evaluate: it names no policy, or a language
-    model's problems are files without any for validation."""
+    """Raise ConfigError if the config called `name` has nothing to evaluate: no policy, or in a language run files of
+    training problems without files of evaluation problems."""
     if isinstance(config, ReasoningConfig) and config.data.train_files and not config.data.val_files:
         raise ConfigError(name, ["data.val_files: names no problems to measure on. Set it to files that hold some"])
     if start_dir(config) is None:
@@ -111,7 +111,7 @@ def _explained(
     known = schema_keys(schema, cards_of(content, schema))
     for location, found in grouped.items():
         if any(other != location and other[: len(location)] == location for other in grouped):
-            continue  # one member of a union fits but for a key within: the others do not matter
+            continue  # one member of a union fits except for a key inside it: errors of the other members do not matter
         key = _dotted(location)
         if found[0]["type"] == "extra_forbidden":
             meant, advice = _in_other_runs(key, known) or _nearest_key(location, known, found[0]["input"])
@@ -125,7 +125,7 @@ def _explained(
 
 
 def _existing_part(location: Location, content: Any) -> Location:
-    """`location` without what pydantic adds to it for members of unions."""
+    """`location` without the parts that pydantic adds for members of unions."""
     kept: list[str | int] = []
     for part in location:
         try:
@@ -138,7 +138,7 @@ def _existing_part(location: Location, content: Any) -> Location:
 
 
 def yaml_text(value: object) -> str:
-    """A value as a config has it, in one line."""
+    """A value in YAML, in one line."""
     text: str = yaml.safe_dump(value, default_flow_style=True, width=1000)
     return text.removesuffix("\n").removesuffix("\n...")
 
@@ -165,7 +165,7 @@ def _wrong_value(found: list[ErrorDetails]) -> str:
 
 
 def _expected(details: ErrorDetails) -> str | None:
-    """What the value must be, where its type or a list of choices says it."""
+    """A text on what the value must be, if the error is about its type or a list of choices; else None."""
     if details["type"] != "literal_error":
         return _EXPECTED.get(details["type"])
     choices = details["ctx"]["expected"]
@@ -173,7 +173,7 @@ def _expected(details: ErrorDetails) -> str | None:
 
 
 def _in_other_runs(key: str, known: list[str]) -> tuple[str, str] | None:
-    """The key with the same purpose in the other kind of run, and advice that names it."""
+    """The key with the same purpose in this kind of run, and advice that names it; None if there is none."""
     pair = next((pair for pair in _COUNTERPARTS if key in pair), ())
     meant = next((other for other in pair if other in known), None)
     return None if meant is None else (meant, f"In runs of this runner.task_type it is {meant}")
@@ -199,7 +199,7 @@ def _nearest_key(location: Location, keys: list[str], value: object) -> tuple[st
         meant = next(key for key in keys if key.rpartition(".")[2] == anywhere[0])
         return meant, f"Did you mean {meant}?"
     within = [key for key in keys if isinstance(value, Mapping) and key.rpartition(".")[2] in value]
-    if within:  # a section that is none, of keys that there are
+    if within:  # an unknown section that contains known keys
         return within[0], f"{within[0].rpartition('.')[2]} belongs in {within[0]}"
     return None, f"Known in {section or 'a config'}: {', '.join(siblings) or 'nothing'}"
 

@@ -1,7 +1,7 @@
-"""`load_config`: Hydra composes a named file and overrides into one nested dict, which `explain.py` validates.
+"""Loading a config: Hydra composes a named file and overrides into one nested dict, which `explain.py` validates.
 
-Hydra merges files and config groups. Values given as overrides are parsed by Hydra's grammar and merged here, because
-Hydra refuses a key that no file mentions, and files mention only what they change.
+Hydra merges files and config groups. Overrides of values are parsed by Hydra's grammar but merged here: Hydra refuses
+keys that no file mentions, and our files mention only the keys that they change.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def config_dir() -> Path:
 
 
 def config_names() -> list[str]:
-    """Names of all experiments under `configs/`, such as `embodiment/gym_pendulum_ppo_mlp`."""
+    """The names of all experiments under `configs/`, such as `embodiment/gym_pendulum_ppo_mlp`."""
     return sorted(name for name in _all_files() if "base" not in name.split("/"))
 
 
@@ -51,22 +51,22 @@ def load_config(
     elsewhere: bool = False,
     unused: Sequence[str] = (),
 ) -> Config:
-    """The validated config of an experiment.
+    """Load and validate the config of an experiment.
 
     Args:
-        name_or_path: a name under `configs/` (`embodiment/x`, or `x` where that is unique), or the path of a YAML file,
+        name_or_path: a name under `configs/` (`embodiment/x`, or `x` if that is unique), or the path of a YAML file,
             whose defaults may name our configs too.
         overrides: a list of `key=value`, in Hydra's grammar, or values by key.
-        elsewhere: the config runs on another machine, so that packages and files of simulators may be missing here.
-        unused: keys that have no effect on this run; rules that read them are left out.
+        elsewhere: the config is for another machine, so that packages and files of simulators may be missing here.
+        unused: keys that have no effect on this run; rules that read them are skipped.
 
     Returns:
-        The config, a ReasoningConfig where `runner.task_type` is reasoning; `runner.run_name` is the config's name
-        where nothing else is set.
+        The config, a ReasoningConfig if `runner.task_type` is reasoning. `runner.run_name` defaults to the config's
+        name.
 
     Raises:
-        ConfigError: with every problem found.
-        TypeError: for one text as overrides.
+        ConfigError: lists every problem.
+        TypeError: if `overrides` is a single text.
     """
     if isinstance(overrides, str):
         raise TypeError(f"load_config: overrides is the text {overrides!r}. Give a list, [{overrides!r}]")
@@ -93,7 +93,7 @@ def load_config(
     for item in sweeps:
         if _fields(item.key_or_group, (schema,)):
             problems.append(_swept(item, (schema,)))
-        else:  # an unknown key, which is the problem to report
+        else:  # an unknown key: that is the problem to report
             OmegaConf.update(composed, item.key_or_group, _values(item))
     try:
         content = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
@@ -115,8 +115,8 @@ def load_config(
 
 
 def parse_override(text: str) -> Override:
-    """Parse `key=value` by Hydra's parser, which reads words of ASCII alone: other letters are replaced before and put
-    back after. Raises HydraException."""
+    """Parse `key=value` with Hydra's parser. It accepts only ASCII in unquoted words, so other letters are replaced
+    before parsing and restored after it. Raises HydraException."""
     mark = next(mark for count in itertools.count(1) if (mark := "Q" * count) not in text)
     in_ascii = re.sub(r"[^\x00-\x7f]", lambda found: mark + f"{ord(found[0]):06x}".translate(_HEX_AS_LETTERS), text)
 
@@ -143,7 +143,7 @@ _LETTERS_AS_HEX = {new: old for old, new in _HEX_AS_LETTERS.items()}
 
 
 def as_override(key: str, value: str) -> str:
-    """`key=value`, with Hydra's quotes around the value where it would not be read as this text."""
+    """`key=value`, with Hydra's quotes around the value if it would otherwise not be read as this text."""
     with suppress(HydraException):
         item = parse_override(f"{key}={value}")
         if not item.is_sweep_override() and item.value() == value:
@@ -163,13 +163,13 @@ def as_hydra_writes(value: Any) -> str:
 
 
 def _for_hydra(item: Override) -> str:
-    """An override as a text for Hydra's own parser."""
+    """An override as an ASCII text for Hydra's own parser."""
     line = item.input_line or ""
     return line if line.isascii() else f"{item.get_key_element()}={as_hydra_writes(item.value())}"
 
 
 def _without_options_of_replaced_parts(composed: DictConfig, values: list[Override]) -> DictConfig:
-    """The composed files, without the options of an environment or policy that an override replaces."""
+    """The composed files, without the options of an environment or policy that an override of its id replaces."""
     content: Any = OmegaConf.to_container(composed, resolve=False)
     for section in ("env", "model"):
         ids = [item.value() for item in values if item.key_or_group == f"{section}.id" and not item.is_delete()]
@@ -186,11 +186,11 @@ _LIST = "rlinf-lite configs lists them"
 
 
 class _NotFoundError(Exception):
-    """No config has this name; the message lists names."""
+    """No config has this name; the message suggests names."""
 
 
 def _find(name: str) -> tuple[Path, str]:
-    """Hydra's search directory and the name within it."""
+    """Hydra's search directory for a config, and the config's name in it."""
     path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
@@ -208,7 +208,7 @@ def _find(name: str) -> tuple[Path, str]:
         return config_dir(), short[0]
     if "/" in name and path.parts[0] not in {known.partition("/")[0] for known in config_names()}:
         if path.is_dir():
-            raise _NotFoundError("no run's directory, which has a config.yaml. rlinf-lite runs lists runs")
+            raise _NotFoundError("not a run's directory, which has a config.yaml. rlinf-lite runs lists runs")
         raise _NotFoundError(f"no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
     names = config_names() if "/" in name else [known.rsplit("/", 1)[-1] for known in config_names()]
     raise _NotFoundError(f"no config has this name in {config_dir()}. {did_you_mean(name, names, _LIST)}")
@@ -232,8 +232,8 @@ def _all_files() -> list[str]:
 def _parse_overrides(
     overrides: Sequence[str],
 ) -> tuple[list[Override], list[Override], list[Problem], set[str]]:
-    """Overrides with one value, those with several, problems of those that cannot be read, and the keys of the last
-    two."""
+    """Parse overrides. Returns those with one value, those with several, problems of those that cannot be read, and the
+    keys of the last two kinds."""
     parsed, sweeps = list[Override](), list[Override]()
     problems: list[Problem] = []
     suspects: set[str] = set()
@@ -256,7 +256,7 @@ def _parse_overrides(
 
 
 def _swept(item: Override, schemas: Sequence[type[BaseModel]]) -> Problem:
-    """The problem of several values where a run has one, with the override in quotes that may have been meant."""
+    """The problem that an override has several values, with the quoted override that the user may have meant."""
     key, values = item.key_or_group, _values(item)
     kinds = " ".join(str(field.annotation) for field in _fields(key, schemas))
     quoted = f"{key}='{values}'"
@@ -275,12 +275,12 @@ def _fields(key: str, schemas: Sequence[type[BaseModel]]) -> list[FieldInfo]:
 
 
 def _is_for_hydra(item: Override) -> bool:
-    """Whether an override chooses a config group or is a setting of Hydra, and so is no value of a key."""
+    """Whether an override chooses a config group or sets Hydra itself, instead of a value of a key."""
     return "/" in item.key_or_group or item.package is not None or item.key_or_group.split(".")[0] == "hydra"
 
 
 def _apply(composed: DictConfig, item: Override) -> Iterator[Problem]:
-    """Merge one override. A dict replaces the old value, as any other value does."""
+    """Merge one override. A dict replaces the old value, like any other value."""
     key = item.key_or_group
     try:
         if not item.is_delete():

@@ -1,4 +1,4 @@
-"""Names in a config (roles, and keys with those of options), and values that follow from several keys."""
+"""Names in a config (roles, and keys including those of options), and values that depend on several keys."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ COMPONENTS = ("actor", "rollout", "env")
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
 """The roles that a reasoning run may have."""
 SHARING = {"embodied": ("actor", "rollout"), "sft": (), "eval": ("actor", "rollout"), "reasoning": ROLES}
-"""Roles that may share a process, by kind of run. Environments may not: their processes have no torch."""
+"""Roles that may share a process, by kind of run. Environments may not: their processes do not load torch."""
 
 MAX_FILE_NAME = 255
-"""The most bytes that a file's name may have, on the file systems of Linux."""
+"""Most bytes of a file name on Linux file systems."""
 
 Cards = Mapping[str, Sequence[Card]]
 """Cards by the key of the section that they describe."""
 
 
 def cards_of(content: Mapping[str, Any], schema: type[BaseModel] = Config) -> Cards:
-    """The cards of a config's parts. A part that does not exist has none."""
+    """The cards of a config's environment and policy (or language model). Unknown parts have none."""
     if issubclass(schema, ReasoningConfig):
         return {"model": [registry.language_card()]}
     found = {f"{section}.options": registry.card_in(section, content) for section in ("env", "model")}
@@ -47,31 +47,33 @@ def built_in_cards(schema: type[BaseModel] = Config) -> Cards:
     }
 
 
-def walk(model: type[BaseModel], cards: Cards, prefix: str = "", of: str = "") -> Iterator[tuple[str, FieldInfo, str]]:
-    """Dotted names of all keys and sections, each section before its keys, with the name of the part that a key belongs
-    to, or "". Keys within lists are left out."""
+def walk(
+    model: type[BaseModel], cards: Cards, prefix: str = "", part: str = ""
+) -> Iterator[tuple[str, FieldInfo, str]]:
+    """All keys and sections, each section before its keys, as (dotted name, field, name of the part that an option
+    belongs to, or ""). Keys inside lists are left out."""
     for name, field in model.model_fields.items():
         key, annotation = prefix + name, field.annotation
-        yield key, field, of
+        yield key, field, part
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from walk(annotation, cards, f"{key}.", of)
+            yield from walk(annotation, cards, f"{key}.", part)
         for card in cards.get(key, ()):
             if card.Options is not None:
                 yield from walk(card.Options, cards, f"{key}.", card.name)
 
 
 def schema_keys(schema: type[BaseModel] = Config, cards: Cards | None = None) -> list[str]:
-    """Dotted names of all keys and sections; without `cards` with the options of all built-in parts."""
+    """The dotted names of all keys and sections; `cards=None`: with the options of all built-in parts."""
     return [key for key, _, _ in walk(schema, built_in_cards(schema) if cards is None else cards)]
 
 
 def touches(keys: tuple[str, ...], suspects: Set[str]) -> bool:
-    """Whether a suspect is one of these keys, or lies within or around one."""
+    """Whether a suspect is one of these keys, or inside one of them, or a section that contains one."""
     return any(f"{key}.".startswith(f"{bad}.") or f"{bad}.".startswith(f"{key}.") for key in keys for bad in suspects)
 
 
 def needs_of(config: Any) -> EstimatorNeeds:
-    """The needs of a run's estimator; those of the default one where there is no such estimator."""
+    """The needs of a run's estimator; those of the default one if the name is unknown."""
     try:
         return registry.estimator_needs(config.algorithm.adv_type)
     except registry.PartError:  # reported by its own rule
@@ -79,7 +81,7 @@ def needs_of(config: Any) -> EstimatorNeeds:
 
 
 def loss_needs_of(config: Any) -> LossNeeds:
-    """The needs of a run's loss; none where there is no such loss."""
+    """The needs of a run's loss; none if the name is unknown."""
     try:
         return registry.loss_needs(config.algorithm.loss_type)
     except registry.PartError:  # reported by its own rule
@@ -87,7 +89,7 @@ def loss_needs_of(config: Any) -> LossNeeds:
 
 
 def max_staleness(config: Any) -> int:
-    """The most versions by which the weights that act may be older than those that train."""
+    """The largest number of versions by which the acting weights may be older than the training weights."""
     return config.runner.max_staleness if config.runner.mode == "async" else 0
 
 
@@ -112,18 +114,18 @@ def recomputed_logprobs(config: Any) -> tuple[bool, str]:
 
 
 def coarsest_precision(config: Any) -> str:
-    """bf16 where acting or training computes in it, else fp32."""
+    """bf16 if acting or training computes in it, else fp32."""
     return "bf16" if "bf16" in (config.actor.precision, config.rollout.dtype) else "fp32"
 
 
 def rollout_dtype(config: Any, device: str) -> str:
-    """The type of a rollout worker's own parameters on devices of this kind: fp32 or bf16."""
+    """The data type of a rollout worker's own parameters on this kind of device: fp32 or bf16."""
     usual = "fp32" if device == "cpu" else config.actor.precision
     return str(config.rollout.dtype or usual)
 
 
 def roles_of(config: ReasoningConfig) -> list[str]:
-    """The roles that a run has."""
+    """The roles of a language run."""
     roles = ["actor", "rollout", "reward"]
     if config.algorithm.kl.place != "none":
         roles.append("reference")
@@ -137,12 +139,13 @@ def names_in_fuse(config: Any) -> list[str]:
 
 
 def fused_roles(config: Any) -> list[str]:
-    """The roles in `cluster.fuse` that the run has, and names that are no roles."""
+    """The names in `cluster.fuse`, without roles that this run does not have."""
     lacking = set(ROLES) - set(roles_of(config)) if isinstance(config, ReasoningConfig) else set()
     return [name for name in names_in_fuse(config) if name not in lacking]
 
 
 def as_file_name(text: str, max_bytes: int) -> str:
-    """`text` as a part of a file's name: letters and digits of any script and `.+-_`, other signs as `_`; may be ""."""
+    """`text` as a part of a file name: letters and digits of any script and `.+-_` stay, other characters become `_`;
+    may be ""."""
     plain = re.sub(r"[^\w.+-]+", "_", unicodedata.normalize("NFC", text)).lstrip(".-")
     return plain.encode()[:max_bytes].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""Which processes a run has and where they are, and the arithmetic of one training step, from the config alone."""
+"""The plan of a run, from the config alone: its processes and their slots, and the sizes of one training step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlinf_lite.scheduler.placement import ProcessPlacement, detect_slots, resol
 
 PLACEMENT = "cluster.component_placement"
 SLOTS = ("cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.accelerator")
-"""The keys that say how many slots there are."""
+"""The keys that determine the number of slots."""
 
 
 def env_card_of(config: Config) -> EnvCard | None:
-    """The card of a config's environment; None where there is no such environment, which a rule of its own reports."""
+    """The card of a config's environment; None if there is no such environment, which another rule reports."""
     try:
         return env_card(config.env.id)
     except PartError:
@@ -28,7 +28,7 @@ def env_card_of(config: Config) -> EnvCard | None:
 
 
 def policy_card_of(config: Config) -> PolicyCard | None:
-    """The card of a config's policy; None where there is no such policy, which a rule of its own reports."""
+    """The card of a config's policy; None if there is no such policy, which another rule reports."""
     try:
         return policy_card(config.model.id)
     except PartError:
@@ -36,18 +36,18 @@ def policy_card_of(config: Config) -> PolicyCard | None:
 
 
 def observed(config: Config) -> Observed | None:
-    """What the policy will see and answer; None where only the simulator knows."""
+    """The observations and actions of a run's environment, by its card; None if only the simulator knows them."""
     card = env_card_of(config)
     return None if card is None else card.observed(config.env.task, config.env.options)
 
 
 def slots(cluster: ClusterConfig) -> tuple[str, int]:
-    """What a slot is (cuda or cpu) and how many a node has. Raises PlacementError, a ValueError."""
+    """The kind of a slot (cuda or cpu) and the number of slots per node. Raises PlacementError, a ValueError."""
     return detect_slots(cluster.accelerator, cluster.num_gpus_per_node)
 
 
 def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
-    """Time limit of an episode in env steps; None where only the simulator knows it."""
+    """The time limit of an episode in env steps; None if only the simulator knows it."""
     if split.max_episode_steps is not None:
         return split.max_episode_steps
     card = env_card_of(config)
@@ -57,47 +57,47 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
 @dataclass(frozen=True)
 class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]
-    """Processes by component; components whose placement is not valid are left out."""
+    """The processes by component; components with an invalid placement are left out."""
 
     def size(self, component: str) -> int | None:
-        """Processes of a component or role; None where its placement is not valid."""
+        """The number of processes of a component or role; None if its placement is invalid."""
         return len(self.placements[component]) if component in self.placements else None
 
 
 @dataclass(frozen=True)
 class Plan(_Placed):
-    """Sizes of one training step."""
+    """The processes and step sizes of a run in a simulator."""
 
     config: Config
 
     @property
     def num_steps(self) -> int:
-        """Runner steps of the run."""
+        """The number of runner steps of the run."""
         runner = self.config.runner
         return runner.max_steps if runner.max_steps > 0 else runner.max_epochs
 
     @cached_property
     def num_chunks(self) -> int | None:
-        """T: decisions per environment and step."""
+        """T: the number of decisions per environment and step."""
         limit = episode_steps(self.config, self.config.env.train)
         whole_episode = None if limit is None else -(-limit // self.config.model.num_action_chunks)
         return self.config.rollout.num_chunks or whole_episode
 
     @property
     def num_samples(self) -> int | None:
-        """Decisions of all environments in one step."""
+        """The number of decisions of all environments in one step."""
         return None if self.num_chunks is None else self.config.env.train.num_envs * self.num_chunks
 
 
 @dataclass(frozen=True)
 class ReasoningPlan(_Placed):
-    """Sizes of one training step of a reasoning run."""
+    """The processes and step sizes of a language run."""
 
     config: ReasoningConfig
 
     @property
     def num_samples(self) -> int:
-        """Responses that a step trains on."""
+        """The number of responses that a step trains on."""
         return self.config.data.num_prompts * self.config.algorithm.group_size
 
 
@@ -107,7 +107,7 @@ def plan_of(config: BaseConfig) -> Plan | ReasoningPlan:
 
 
 def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | ReasoningPlan, list[Problem]]:
-    """The plan, with the processes of every component whose placement is valid, and the problems of the others.
+    """The plan, with the processes of every component that has a valid placement, and the problems of the others.
     `suspects` as in `find_problems`."""
     if isinstance(config, ReasoningConfig):
         found, problems = _placements(config.cluster, ROLES, roles_of(config), suspects)
@@ -120,12 +120,13 @@ def plan_and_problems(config: BaseConfig, suspects: Set[str]) -> tuple[Plan | Re
 def _placements(
     cluster: ClusterConfig, known: Sequence[str], required: Sequence[str], suspects: Set[str]
 ) -> tuple[dict[str, Sequence[ProcessPlacement]], list[Problem]]:
-    """Processes by component, and problems. `known` are all components of such a run; `required` ones need a line."""
+    """The processes by component, and problems. `known`: all components of this kind of run; `required` ones must have
+    a line."""
     if touches(SLOTS, suspects):
         return {}, []
     accelerator, num_slots = slots(cluster)
 
-    placed: dict[str, list[str]] = {}  # by component the entries that mention it
+    placed: dict[str, list[str]] = {}  # entries that mention a component, by component
     for names in cluster.component_placement:
         for name in names.split(","):
             placed.setdefault(name.strip(), []).append(names)
@@ -153,7 +154,7 @@ def _placements(
             of_entry = resolve_placements(entry, num_slots, accelerator)
         except PlacementError as error:
             if touches(("cluster.node_groups",), suspects):
-                continue  # the node group that this entry misses may be the one that could not be read
+                continue  # the missing node group may be the one that could not be read
             key = f"{PLACEMENT}.{error.about}" if error.about in placed else PLACEMENT
             problems.append(Problem(key, error.text))
         else:

@@ -1,4 +1,4 @@
-"""The placements that `cluster.component_placement: auto` chooses from. Imports neither Ray nor torch."""
+"""The placements that `cluster.component_placement: auto` tries. Imports neither Ray nor torch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ C = TypeVar("C", bound=Config | ReasoningConfig)
 
 
 class Template(NamedTuple):
-    """A role's share of the slots, as two fractions of them: first and end. A single slot is every role's share."""
+    """A placement pattern: for each role its range of slots, as fractions (first, end). With a single slot, all roles
+    share it."""
 
     env: tuple[float, float] = (0, 1)
     rollout: tuple[float, float] = (0, 1)  # of `reward`, too
     actor: tuple[float, float] = (0, 1)  # of `reference` and `critic`, too
     stages: int = 0  # rollout.pipeline_stage_num; 0: the config's own
-    env_per_core: bool = False  # an env worker for each core, where slots are cores
+    env_per_core: bool = False  # on CPU slots, one env worker per core
 
 
 _COLLOCATED = Template()
@@ -46,11 +47,11 @@ def is_auto(cluster: ClusterConfig) -> bool:
 
 
 def proposals(config: C) -> list[C]:
-    """The config on the slots of each template, collocated first; `find_problems` says which of them are possible.
+    """The config with the placement of each template, collocated first; `find_problems` says which of them are valid.
 
     Lines that name slots stay. Roles with a node group share the slots of that group. Roles that may share a process
-    and have the actor's line do share one, where that changes no number. Collocated roles are also proposed with the
-    config's own `cluster.fuse`, and with a process for each role.
+    and have the same line as the actor share one, if that changes no result. Collocated roles are also proposed with
+    the config's own `cluster.fuse`, and with separate processes.
     """
     lines = config.cluster.component_placement
     fixed: dict[str, Any] = {names: spec for names, spec in lines.items() if not _is_auto(spec)}
@@ -73,7 +74,7 @@ def proposals(config: C) -> list[C]:
 
 
 def _lines(config: C, template: Template, label: str | None, roles: Sequence[str]) -> dict[str, str]:
-    """Placement lines, by role, of roles that share the slots of a node group, or of the whole cluster (None)."""
+    """The placement lines, by role, of roles that share the slots of the node group `label` (None: of the cluster)."""
     cluster, (accelerator, per_node) = config.cluster, slots(config.cluster)
     shape = ClusterShape(cluster.num_nodes, per_node, accelerator)
     try:
@@ -83,7 +84,7 @@ def _lines(config: C, template: Template, label: str | None, roles: Sequence[str
     known = {"env": template.env, **dict.fromkeys(("rollout", "reward"), template.rollout)}
     known |= dict.fromkeys(("actor", "reference", "critic"), template.actor)
     shares = {role: known.get(role, (0, 1)) for role in roles}  # the checks refuse other names
-    # without roles that have slots of another group, these have all of this one's
+    # the roles may use only a part of a template's range; stretch it over all slots of this group
     low, high = min(first for first, _ in shares.values()), max(end for _, end in shares.values())
     lines = {}
     for role, share in shares.items():
@@ -92,14 +93,14 @@ def _lines(config: C, template: Template, label: str | None, roles: Sequence[str
         lines[role] = f"{first}-{end - 1}" if end - first > 1 else f"{first}"
         if role == "env" and template.env_per_core and accelerator == "cpu" and isinstance(config, Config):
             cores = 2 ** (max(len(os.sched_getaffinity(0)) // per_node, 1).bit_length() - 1)
-            several = gcd(cores, config.env.train.num_envs // (end - first))  # they have the same number each
+            several = gcd(cores, config.env.train.num_envs // (end - first))  # equally many environments each
             lines[role] += f":0-{(end - first) * several - 1}" if several > 1 else ""
     return lines
 
 
 def _fuses(config: C, placement: Mapping[str, Any], is_collocated: bool) -> list[str | None]:
-    """Values of `cluster.fuse` to propose with these lines: only the config's own where that is wrong, or where acting
-    in the actor's process would give other numbers."""
+    """The values of `cluster.fuse` to propose with these lines. Only the config's own value if that is wrong, or if
+    acting in the actor's process would give other results."""
     own, known = fused_roles(config), SHARING[config.runner.task_type]
     is_wrong = set(own) - set(known) or len(set(own)) < len(own) or len(names_in_fuse(config)) == 1
     if is_wrong or rollout_dtype(config, slots(config.cluster)[0]) == "bf16":

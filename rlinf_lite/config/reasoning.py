@@ -1,4 +1,4 @@
-"""The configuration of a run that trains a language model on problems with known answers."""
+"""The configuration of a language run: a language model trains on problems with known answers."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ def _model_options(given: Any) -> Any:
 
 class RolesConfig(ClusterConfig):
     component_placement: dict[str, str | int | PlacementSpec] = {"actor,rollout,reference,critic,reward": "all"}
-    """Which slots each role runs on, one line each; `auto` as in runs in simulators."""
+    """Slots of each role, one line each; `auto` as in runs in simulators."""
 
 
 class KLConfig(Section):
-    """The distance to the reference policy, which is the one that the run began with."""
+    """The penalty on the KL divergence from the reference, the policy that the run began with."""
 
     place: Literal["none", "reward", "loss"] = "none"
-    """Where it counts: nowhere, subtracted from each token's reward, or added to the loss."""
+    """none: no penalty. reward: subtracted from each token's reward. loss: added to the loss."""
     kind: Literal["k1", "abs", "k2", "k3"] = "k3"
-    """Its estimate per token."""
+    """Estimator of the KL per token."""
     coef: NonNegativeFloat = 0.001
-    """Its weight."""
+    """Weight of the penalty."""
     controller: Literal["fixed", "adaptive"] = "fixed"
-    """In the reward: the weight stays, or is steered towards `target`."""
+    """With `place: reward`: fixed keeps the weight, adaptive adjusts it towards `target`."""
     target: PositiveFloat = 0.1
-    """adaptive: the KL per token to hold."""
+    """adaptive: the wanted KL per token."""
     horizon: PositiveFloat = 10_000.0
-    """adaptive: responses over which the weight may change by a fifth."""
+    """adaptive: number of responses over which the weight may change by a fifth."""
 
 
 class OverlongConfig(Section):
-    """DAPO's soft penalty on long responses, a part of the reward."""
+    """DAPO's soft penalty on long responses, as a part of the reward."""
 
     buffer_length: NonNegativeInt = 0
-    """Tokens before `rollout.max_response_length` over which it grows from 0 to `factor`; 0: none."""
+    """Number of tokens before `rollout.max_response_length` over which the penalty grows from 0 to `factor`; 0: no
+    penalty."""
     factor: PositiveFloat = 1.0
-    """What comes off the reward of a response that fills `rollout.max_response_length`."""
+    """Penalty on a response that fills `rollout.max_response_length`."""
 
 
 class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
@@ -65,78 +66,78 @@ class ReasoningAlgorithmConfig(BaseAlgorithmConfig):
     kl: KLConfig = KLConfig()
     overlong: OverlongConfig = OverlongConfig()
     max_refills: NonNegativeInt = 3
-    """filter_groups: times that a step draws more prompts in place of the groups that were dropped. What it has then
-    is what it trains on."""
+    """filter_groups: how often a step draws more prompts to replace dropped groups. After that it trains on what it
+    has."""
 
 
 class ArithmeticConfig(Section):
-    """Problems to generate where `data.train_files` names none."""
+    """Generated problems, used if `data.train_files` is empty."""
 
     num_train: PositiveInt = 20_000
-    """Problems to train on."""
+    """Number of problems to train on."""
     num_val: PositiveInt = 500
-    """Others, to evaluate on."""
+    """Number of other problems, to evaluate on."""
     num_terms: PositiveInt = 4
-    """Numbers in a sum."""
+    """Number of terms in a sum."""
     max_number: PositiveInt = 9
-    """The largest of them."""
+    """Largest term."""
     terse_frac: UnitFloat = 0.0
-    """Share of the solutions that are the answer alone; supervised training learns from them to guess."""
+    """Share of the solutions that have only the answer; supervised training learns from them to guess."""
 
 
 class PromptsConfig(Section):
     train_files: list[str] = []
-    """JSONL or Parquet files of rows `{data_source, prompt, reward_model: {ground_truth}, extra_info}`, here or on the
-    Hub, hf://datasets/ORG/NAME[@REVISION]/FILE; []: generated arithmetic."""
+    """JSONL or Parquet files with rows `{data_source, prompt, reward_model: {ground_truth}, extra_info}`, local or on
+    the Hub, hf://datasets/ORG/NAME[@REVISION]/FILE; []: generated arithmetic."""
     val_files: list[str] = []
-    """Files to evaluate on; []: the generated arithmetic's, or no evaluation."""
+    """Files to evaluate on; []: those of the generated arithmetic, or no evaluation."""
     prompt_key: str = "prompt"
-    """The column of prompts."""
+    """Name of the column with prompts."""
     max_prompt_length: PositiveInt = 512
-    """Tokens of a prompt."""
+    """Most tokens of a prompt."""
     filter_overlong: bool = True
-    """Leave longer prompts out, and say how many; false: they are an error."""
+    """Leave longer prompts out and report their number; false: they are an error."""
     num_prompts: PositiveInt = 32
-    """Prompts per step, each answered `algorithm.group_size` times."""
+    """Prompts per step, each with `algorithm.group_size` responses."""
     max_val_prompts: PositiveInt | None = None
-    """Evaluate on the first so many; null: all."""
+    """Number of first problems to evaluate on; null: all."""
     arithmetic: ArithmeticConfig = ArithmeticConfig()
 
 
 class GenerationConfig(Section):
     model_dir: str | None = None
-    """Language model to start from, a directory in transformers' layout; null: random weights."""
+    """Directory of the language model to start from, in transformers' layout; null: random weights."""
     max_response_length: PositiveInt = 512
-    """Tokens of a response."""
+    """Most tokens of a response."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature, used alike when generating and when training."""
+    """Sampling temperature, the same for generating and training."""
     top_k: NonNegativeInt = 0
-    """Draw from the k likeliest tokens; 0: from all, which corrections and dppo_tv need."""
+    """Draw from the k most likely tokens; 0: from all, as corrections and dppo_tv require."""
     top_p: TopP = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities sum to this; 1: from all, which corrections and dppo_tv
-    need."""
+    """Draw from the smallest set of most likely tokens whose probabilities sum to this; 1: from all, as corrections and
+    dppo_tv require."""
     engine: str = ENGINES.default
-    """What generates: transformers (the actor's own model class, by a loop of ours), or `pkg.module:Class`."""
+    """Generation engine: transformers (the actor's own model class, in our own loop), or `pkg.module:Class`."""
     max_batch_size: PositiveInt = 256
-    """Sequences that a rollout worker generates at a time."""
+    """Most sequences that a rollout worker generates at a time."""
     max_prefill_tokens: PositiveInt = 16_384
-    """Prompt tokens of one forward pass."""
+    """Most prompt tokens of one forward pass."""
     pipeline_stage_num: PositiveInt = 1
-    """Parts that a rollout worker hands on as their groups are finished, to be scored while it generates the others."""
+    """Number of parts in which a rollout worker passes on complete groups, which are scored while it generates the
+    rest."""
     partial_rollouts: bool = False
-    """With runner.mode: async, take newer weights between two tokens of a response, each of which has the version that
-    drew it (and a correction weighs it by that); false: once the responses under way have ended."""
+    """With runner.mode: async, take newer weights between two tokens of a response; each token keeps the version that
+    drew it, which corrections use. false: take them after the running responses have ended."""
     num_threads: PositiveInt = 1
     """torch threads of a rollout worker."""
     dtype: Literal["fp32", "bf16"] | None = None
-    """Type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its passes; null: on GPUs
-    `actor.precision`, else fp32."""
+    """Data type of a rollout worker's own parameters (buffers keep theirs), and with bf16 of its forward passes; null:
+    on GPUs `actor.precision`, else fp32."""
     offload: bool = False
-    """Have parameters in the GPU's memory only while generating, so that an actor beside them has it while it
-    trains."""
+    """Keep parameters in GPU memory only while generating, so that an actor on the same GPU can use the memory."""
     cuda_graphs: bool = True
-    """On GPUs, record the passes of one token for each sequence, and launch each as a whole (transformers engine).
-    false: operation by operation, with less of the GPU's memory."""
+    """On GPUs, record the forward passes of one token per sequence as CUDA graphs (transformers engine). false: run
+    operation by operation, with less GPU memory."""
 
 
 class TokenizerConfig(Section):
@@ -148,26 +149,26 @@ class LanguageActorConfig(TrainConfig):
     """The actor of a reasoning run; samples are responses."""
 
     max_tokens_per_micro_batch: PositiveInt = 8192
-    """Largest number of tokens, padding included, per forward pass and rank."""
+    """Most tokens, padding included, per forward pass and rank."""
     tensor_model_parallel_size: PositiveInt = 1
-    """strategy: tensor_parallel: ranks that compute a layer together, on the same rows; a divisor of the model's heads
-    of keys and values, and of the ranks of actor, critic and reference."""
+    """strategy: tensor_parallel: number of ranks that compute a layer together, on the same rows. It must divide the
+    model's number of key-value heads, and the ranks of actor, critic and reference."""
     tokenizer: TokenizerConfig = TokenizerConfig()
 
 
 class CriticConfig(Section):
     model_dir: str | None = None
-    """Model to start from, a critic's or a policy's; null: the actor's own beginning."""
+    """Directory of the model to start from, a critic or a policy; null: the model that the actor starts from."""
     optim: OptimConfig = OptimConfig()
 
 
 class RewardWeights(Section):
-    """A response's score is the sum of what scores it, each times its weight."""
+    """The weights of the rule's score and of the reward model's score; a response's score is the weighted sum."""
 
     rule: Float = 1.0
-    """Weight of the rule; 0: no rule is used."""
+    """Weight of the rule's score; 0: no rule is used."""
     model: Float = 1.0
-    """Weight of the reward model."""
+    """Weight of the reward model's score."""
 
 
 class RewardConfig(Section):
@@ -175,37 +176,37 @@ class RewardConfig(Section):
     """`pkg.module:function`, called as `(solution, ground_truth, extra_info)`; null: the rule of each row's
     data_source."""
     timeout_s: PositiveFloat = 5.0
-    """Limit per response; one that takes longer scores 0."""
+    """Time limit per response; one that takes longer scores 0."""
     model: str | None = None
     """Directory of a reward model: a sequence classifier in transformers' layout, with its own tokenizer, which reads
-    prompt and response; null: rules alone."""
+    prompt and response; null: only rules score."""
     label: str | None = None
-    """The label of the classifier whose logit is the score; null: it has one label."""
+    """Label of the classifier whose logit is the score; null: it has only one label."""
     max_length: PositiveInt | None = None
-    """Tokens of prompt and response that the reward model reads, the last ones; null: as many as it has positions."""
+    """Number of last tokens of prompt and response that the reward model reads; null: its number of positions."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of the reward model's parameters and of its passes."""
+    """Data type of the reward model's parameters and forward passes."""
     weights: RewardWeights = RewardWeights()
 
 
 class SupervisedConfig(Section):
-    """Training on worked solutions (`extra_info.solution` of each row) before the first step."""
+    """Supervised training on worked solutions (`extra_info.solution` of each row) before the first step."""
 
     num_steps: NonNegativeInt = 0
-    """Optimizer updates; 0: none."""
+    """Number of optimizer updates; 0: no supervised training."""
     batch_size: PositiveInt = 32
     """Rows per update, over all actor ranks."""
     optim: OptimConfig = OptimConfig()
 
 
 class ReasoningConfig(BaseConfig):
-    """A whole run of `runner.task_type: reasoning`."""
+    """The config of a run with `runner.task_type: reasoning`."""
 
     cluster: RolesConfig = RolesConfig()
     algorithm: ReasoningAlgorithmConfig = ReasoningAlgorithmConfig()
     data: PromptsConfig = PromptsConfig()
     model: Annotated[Any, AfterValidator(_model_options)] = Field({}, validate_default=True)
-    """The settings of the language model, which its card lists."""
+    """The language model's own settings, listed by its card."""
     rollout: GenerationConfig = GenerationConfig()
     actor: LanguageActorConfig = LanguageActorConfig()
     critic: CriticConfig = CriticConfig()

@@ -1,4 +1,4 @@
-"""Directories of policies and tokenizers, and what their `config.json` says."""
+"""The directories of policies and tokenizers, and the content of their `config.json`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlinf_lite.checksums import newest_checkpoint
 from rlinf_lite.shipped import shipped
 
 OWN_CONFIG = "rlinf_lite.json"
-"""A file beside a published `config.json`, which stays as it is: other readers of it refuse unknown fields."""
+"""Our own file beside a published `config.json`. That one is not changed, since other readers refuse unknown fields."""
 
 
 def policy_directory(path: str | Path) -> Path:
-    """The directory with `config.json` and weights: `path` itself, or `policy/` in a checkpoint. Of a run it is that of
-    its last checkpoint, or else of its newest complete one.
+    """The directory with `config.json` and weights that `path` means: `path` itself, or `policy/` in a checkpoint. For
+    a run, that of its last checkpoint, or else of its newest complete one.
 
     A path `assets/...` that is not in the working directory stands for a file that comes with the package.
     """
@@ -30,14 +30,14 @@ def policy_directory(path: str | Path) -> Path:
     checkpoints = (directory, directory / "last", *(root / "last" for root in checkpoint_roots(directory)))
     within = (checkpoint / "policy" for checkpoint in checkpoints)
     found = next((policy for policy in within if policy.is_dir()), None)
-    if found is None:  # `last` is gone, or leads nowhere
+    if found is None:  # `last` is missing, or a broken link
         newest = next(filter(None, map(newest_checkpoint, (directory, *checkpoint_roots(directory)))), None)
         found = directory if newest is None else newest / "policy"
     return found
 
 
 def why_no_policy(directory: Path) -> str | None:
-    """What a `policy_directory` lacks, as a text to follow its name; None where it has a policy's config."""
+    """A text that follows the directory's name and says why it holds no policy; None if it holds one."""
     if not directory.exists():
         return f": no such directory (looked for {directory.absolute()})"
     if (directory / "config.json").is_file():
@@ -47,20 +47,21 @@ def why_no_policy(directory: Path) -> str | None:
 
 
 def checkpoint_roots(run: Path) -> list[Path]:
-    """Directories that may hold a run's checkpoints: its own, and the one that its config.yaml names."""
+    """The directories that may hold a run's checkpoints: the one in the run's directory, and the one that its
+    config.yaml names."""
     roots = [run / "checkpoints"]
     try:
         content = yaml.load((run / "config.yaml").read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         roots.append(Path(content["actor"]["checkpoint_save_path"], run.absolute().name, "checkpoints"))
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        pass  # no run's directory, or one that holds its checkpoints itself
+        pass  # not the directory of a run, or a run that keeps its checkpoints itself
     return roots
 
 
 def policy_config(directory: Path) -> dict[str, Any]:
-    """The content of a policy's `config.json`, and of `rlinf_lite.json` where there is one.
+    """The content of a policy's `config.json`, updated by that of `rlinf_lite.json` if there is one.
 
-    Raises OSError and ValueError where they cannot be read.
+    Raises OSError and ValueError if they cannot be read.
     """
     own = directory / OWN_CONFIG
     said: dict[str, Any] = json.loads((directory / "config.json").read_text())
@@ -68,14 +69,14 @@ def policy_config(directory: Path) -> dict[str, Any]:
 
 
 def chunk_of(said: Mapping[str, Any]) -> int | None:
-    """How many actions a policy emits at once, by its `policy_config`; None where that does not say so."""
+    """The number of actions per decision of a policy, from its `policy_config`; None if that does not say."""
     settings = said.get("rlinf_lite", {}).get("settings", said)
     found: int | None = settings.get("num_action_chunks")
     return found
 
 
 def labels_of(said: Mapping[str, Any]) -> list[str]:
-    """Labels of a classifier in transformers' layout, from its `config.json`. Two where that names none."""
+    """The labels of a classifier in transformers' layout, from its `config.json`. Two if that names none."""
     named = said.get("id2label")
     if isinstance(named, dict):
         return [str(named[number]) for number in sorted(named, key=int)]
@@ -83,7 +84,7 @@ def labels_of(said: Mapping[str, Any]) -> list[str]:
 
 
 def tokenizer_dirs(config: Any) -> list[Path]:
-    """Directories that may hold the tokenizer of a policy; the first that has one counts."""
+    """The directories that may hold the tokenizer of a policy; the first that has one is used."""
     start, given = start_dir(config), config.actor.tokenizer.tokenizer_model
     if start is None:
         return [shipped("assets") / "tiny_tokenizer"]

@@ -1,6 +1,6 @@
-"""Supervision of runs and jobs: workers that die or hang are started again.
+"""Supervision of runs and jobs: workers that die or hang are restarted.
 
-Importing this package needs neither ray nor torch: names that need ray are loaded when first used.
+Importing this package needs neither ray nor torch: names that need ray are loaded when they are first used.
 """
 
 from lazy_loader import attach_stub

@@ -1,5 +1,5 @@
-"""A job's context (its stage, its workers, which group feeds which, its failures), the backends that keep it, and how
-a job's master is found and called."""
+"""The context of a job (stage, workers, data flow between groups, failures), the backends that store it, and functions
+to find and call the job's master."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext
 from rlinf_lite.scheduler.errors import SchedulerError
 from rlinf_lite.scheduler.ray_private import get_value, list_keys, put_value
 
-ASK_LIMIT_S = 60.0  # how long a call waits for a master that is being started again
+ASK_LIMIT_S = 60.0  # longest wait for a master that is restarting
 _ASK_AGAIN_S = 0.3
 _PREFIX = "rlinf_lite/jobs/"
-DAMAGED = ".damaged"  # ends the name under which a backend keeps what a master could not read
+DAMAGED = ".damaged"  # suffix of the name under which a backend keeps a context that could not be read
 
 
 class Stage(StrEnum):
@@ -55,7 +55,7 @@ class ContextError(RuntimeError):
 
 @dataclass
 class WorkerRecord:
-    """A worker as the master knows it."""
+    """The master's record of a worker."""
 
     group: str
     rank: int
@@ -84,7 +84,7 @@ class Failover:
     evidence: str
     time: float
     level: str = ""
-    """The part that starts again: worker, group, job or trainer; fail where a limit is reached."""
+    """The part that restarts: worker, group, job or trainer; fail if a limit is reached."""
     attempts: int = 0
     outcome: str = "pending"
     """pending, done or failed."""
@@ -146,8 +146,8 @@ class JobContext:
             raise ContextError(f"not a job's context: {type(error).__name__}: {error}") from error
 
     def touched_by(self, groups: Iterable[str]) -> list[str]:
-        """Groups that work with any of the given ones, directly or through others, these included: they cannot complete
-        what they are doing. A group that was never seen to feed another, or to be fed, may work with any.
+        """The given groups and all groups that work with them, directly or through others: these cannot complete their
+        running calls. A group without any known data flow may work with any other.
         """
         touched, everyone = set(groups), {record.group for record in self.workers.values()}
         connected = {name for edge in self.edges for name in edge}
@@ -173,7 +173,7 @@ class KVBackend:
 
 
 class DirectoryBackend:
-    """Contexts in a directory, one file per job, which outlives Ray."""
+    """Contexts in a directory, one file per job; they outlive Ray."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = Path(directory)
@@ -193,7 +193,7 @@ class DirectoryBackend:
 
 
 ContextBackend = KVBackend | DirectoryBackend
-"""Keeps one text per job. A save replaces the text as a whole, or not at all."""
+"""Stores one text per job. A save replaces the whole text, or nothing."""
 
 
 def open_backend(where: str) -> ContextBackend:
@@ -202,7 +202,7 @@ def open_backend(where: str) -> ContextBackend:
 
 
 def load_context(backend: ContextBackend, job: str) -> JobContext | None:
-    """The context of a job, None where the backend has none. Raises ContextError where it is damaged."""
+    """The context of a job; None if the backend has none. Raises ContextError if it is damaged."""
     text = backend.load(job)
     if text is None:
         return None
@@ -214,8 +214,8 @@ def load_context(backend: ContextBackend, job: str) -> JobContext | None:
 
 @dataclass(frozen=True)
 class Attachment:
-    """The state that a trainer's process sends to the master after every start of workers; enough for a master that has
-    lost its own."""
+    """The state that the trainer's process sends to the master after every start of workers. A master that has lost its
+    own state can continue from it."""
 
     job: JobContext  # the trainer's own copy
     context: ProcessContext
@@ -223,7 +223,7 @@ class Attachment:
 
 
 Outcome = tuple[Stage, str, Attachment | None]
-"""The final stage of a job, the reason, and the state for its master (None where the job had not begun)."""
+"""(final stage of a job, reason, state for its master). The state is None if the job had not begun."""
 
 
 def master_name(job: str) -> str:
@@ -231,12 +231,12 @@ def master_name(job: str) -> str:
 
 
 def find_master(job: str) -> Any:
-    """The Ray actor of the job's master, which may be starting again. Raises ValueError where it is gone."""
+    """The Ray actor of the job's master, which may be restarting. Raises ValueError if it is gone."""
     return ray.get_actor(master_name(job), namespace=RAY_NAMESPACE)
 
 
 def ask_master(job: str, method: str, *args: Any, limit_s: float = ASK_LIMIT_S) -> Any:
-    """Call a method of a job's master, and wait for a master that Ray is starting again. Raises SchedulerError."""
+    """Call a method of a job's master, and wait if Ray is restarting the master. Raises SchedulerError."""
     deadline = time.monotonic() + limit_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Finds workers that hang, are slow or have died, and the reasons, from their heartbeats and from what Ray reports."""
+"""Finds workers that hang, are slow or have died, and the reasons, from their heartbeats and Ray's reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlinf_lite.control.context import WorkerRecord
 from rlinf_lite.scheduler.heartbeat import BEAT_S, Beat
 
 SILENT_S = 5.0
-"""A worker without heartbeats for this long is silent, and after the hang limit, hung."""
-_LATE_S = 2.5 * BEAT_S  # a heartbeat that is older has been missed
-_STALL_S = 30.0  # without progress of any worker, after which the stall is reported at the latest
+"""A worker without heartbeats for this long counts as silent, and after the hang limit as hung."""
+_LATE_S = 2.5 * BEAT_S  # age of the last heartbeat from which on a beat is missing
+_STALL_S = 30.0  # longest time without progress of any worker before the stall is reported
 _NAMED_WORKERS = 8
 _SHOWN_FRAMES = 3
 _SLOW_WINDOW_S = 60.0
@@ -42,14 +42,14 @@ class DiagnosisManager:
     """Keeps the last heartbeats of every worker, and finds workers that crashed, hang, are slow, ran out of memory or
     lost their node.
 
-    Every `now` is in seconds of `time.monotonic()`, and by default the present."""
+    `now` is in seconds of `time.monotonic()`; None: the present time."""
 
     def __init__(self, hang_timeout_s: float, slow_factor: float) -> None:
         self._hang_timeout_s, self._slow_factor = hang_timeout_s, slow_factor
         self.last_beats: dict[str, Beat] = {}  # by worker
-        self._heard: dict[str, float] = {}  # when the last beat came, by worker
-        self._waited: dict[str, float] = {}  # when any rank of the group was last seen waiting for a message
-        self._busy: dict[str, deque[tuple[float, float]]] = {}  # (time, seconds computed so far)
+        self._heard: dict[str, float] = {}  # time of the last beat, by worker
+        self._waited: dict[str, float] = {}  # time when a rank was last seen waiting for a message, by group
+        self._busy: dict[str, deque[tuple[float, float]]] = {}  # (time, seconds computed so far), by worker
         self._reported_slow: dict[str, float] = {}
         self._hang_clock_start, self._last_check = -math.inf, math.inf
         self._report_stall_at = 0.0
@@ -70,7 +70,7 @@ class DiagnosisManager:
                 busy.popleft()
 
     def forget(self, record: WorkerRecord) -> None:
-        """Drop what is known of a worker that has been replaced; silence is counted from now on."""
+        """Forget the state of a worker that has been replaced; its silence is counted from now on."""
         for known in (self.last_beats, self._busy, self._reported_slow):
             known.pop(record.name, None)
         self._heard[record.name] = time.monotonic()
@@ -80,8 +80,8 @@ class DiagnosisManager:
         return {(beat.group, other) for beat in self.last_beats.values() for other in beat.sent_to}
 
     def notice_pause(self, now: float | None = None) -> None:
-        """Restart the hang limit after a pause between two checks, of which there should be one a second. Whoever calls
-        this was stopped during the pause, and the workers most likely too, as when a machine or container is suspended.
+        """Restart the hang limit after a pause between two checks, which should come every second. During the pause the
+        caller was stopped, and most likely the workers too, as when a machine or container is suspended.
         """
         now = time.monotonic() if now is None else now
         if now - self._last_check >= SILENT_S:
@@ -90,8 +90,8 @@ class DiagnosisManager:
         self._last_check = now
 
     def restart_hang_limit(self, now: float | None = None) -> None:
-        """Report no worker as hung before the hang limit has passed again: a failure, which is or was being dealt with,
-        may have held up all workers."""
+        """Report no worker as hung before the hang limit has passed again: a failure and its recovery may have held up
+        all workers."""
         self._hang_clock_start = time.monotonic() if now is None else now
 
     def find_hung(self, record: WorkerRecord, now: float | None = None) -> Finding | None:
@@ -120,8 +120,8 @@ class DiagnosisManager:
         return Finding("hung", record.group, record.rank, evidence)
 
     def describe_stall(self, workers: Iterable[str], now: float | None = None) -> str:
-        """A line with what each of these workers does, where none has made progress for long although some are in a
-        method, or silent. Empty otherwise, and after a line until the time without progress has doubled."""
+        """A line on what each of these workers does, if none has made progress for long and some are in a method or
+        silent; else "". After a line, the next one comes when the time without progress has doubled."""
         now = time.monotonic() if now is None else now
         known = {name: self.last_beats.get(name) for name in workers if name in self._heard}  # None: no heartbeat yet
         since = [self._heard[name] - (beat.stuck_s if beat else 0.0) for name, beat in known.items()]
@@ -170,8 +170,8 @@ class DiagnosisManager:
         return found
 
     def explain_death(self, record: WorkerRecord, reason: str, node_alive: bool, oom_kills: int | None) -> Finding:
-        """The finding for a worker whose process is gone, for which Ray gives `reason`. `oom_kills`: the number of
-        processes on its node that the kernel has killed so far for want of memory; None where that is unknown."""
+        """The finding for a worker whose process is gone; `reason`: Ray's reason. `oom_kills`: the number of processes
+        on its node that the kernel has killed so far because memory ran out; None if unknown."""
 
         def found(kind: str, evidence: str) -> Finding:
             return Finding(kind, record.group, record.rank, evidence)
@@ -189,15 +189,15 @@ class DiagnosisManager:
 
 
 def describe(beat: Beat) -> str:
-    """What a worker does, and from whom it awaits a message."""
+    """A text on what a worker does, and which sender it waits for."""
     if beat.doing is None:
         return f"idle for {beat.stuck_s:.0f} s"
     return beat.doing if beat.waiting_for is None else f"{beat.doing}, waits for {beat.waiting_for}"
 
 
 def innermost_frames(log: str) -> str:
-    """The innermost frames of the main thread, which runs the methods, in one line, from the stacks that `dump_stacks`
-    has written to the end of a log; empty where there are none."""
+    """The innermost frames of the main thread, which runs the methods, in one line. They come from the stacks that
+    `dump_stacks` wrote to the end of a log; "" if there are none."""
     _, found, main = log.rpartition("hread 0x")
     frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', main, re.MULTILINE)[:_SHOWN_FRAMES] if found else []
     return ", from ".join(f"{path}:{line} in {function}" for path, line, function in frames)

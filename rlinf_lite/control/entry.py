@@ -1,4 +1,4 @@
-"""Whether a run is kept alive. Needs Ray only where one is."""
+"""Starts the supervision of a run, if its config asks for it. Only then it needs Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def supervise(cfg: BaseConfig, cluster: Cluster) -> AbstractContextManager[Supervisor | None]:
-    """Have a master keep the groups alive that are launched inside the block, where `control.enabled` says so."""
+    """A context in which a master keeps the launched groups alive, if `control.enabled` says so; else it gives None."""
     if not cfg.control.enabled or cfg.cluster.runtime == "local":
         return nullcontext(None)
     from rlinf_lite.control.master import create_master

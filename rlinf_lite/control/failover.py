@@ -1,4 +1,4 @@
-"""Decisions about failures: what starts again, after how long a wait, and when a limit ends the job."""
+"""Decisions about failures: which part restarts, after how long a wait, and when a limit ends the job."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rlinf_lite.config.schema import ControlConfig
 from rlinf_lite.control.context import Failover, JobContext, Stage
 from rlinf_lite.control.diagnosis import Finding
 
-LEVELS = ("worker", "group", "job")  # the parts that start again, from the smallest to the largest
+LEVELS = ("worker", "group", "job")  # the parts that can restart, from the smallest to the largest
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the trainer's process has to do about a failure."""
+    """The action that the trainer's process must take after a failure."""
 
     id: str
     level: str  # worker, group, job, trainer or fail
     ranks: dict[str, list[int]] = field(default_factory=dict)
-    """The ranks that start again, by group; all of a group's where the level is group."""
-    touched: list[str] = field(default_factory=list)  # groups that have to abort what they are doing
+    """The ranks that restart, by group; all of a group's ranks if the level is group."""
+    touched: list[str] = field(default_factory=list)  # groups that must abort their running calls
     wait_s: float = 0.0
-    reason: str = ""  # the limit that is reached, where the level is fail
+    reason: str = ""  # the limit that is reached, if the level is fail
     evidence: str = ""
 
 
@@ -34,10 +34,10 @@ class FailoverCoordinator:
         self._context, self._control, self._save = context, control, save
 
     def decide(self, failure: str, findings: Sequence[Finding], trainer: str | None = None) -> Decision:
-        """What to do about a failure. `failure` is its id: for the same id the answer stays the same, also after the
-        master was started again, until `ended` reports that it did not help; then a larger part starts again.
+        """Decide what to do about a failure. `failure` is its id: for the same id the decision stays the same, also
+        after a restart of the master, until `ended` reports that it did not help; then a larger part restarts.
 
-        `trainer`: the exception of a trainer that can start again, where no worker failed.
+        `trainer`: the exception of a trainer that can restart, if no worker failed.
         """
         context = self._context
         if context.stage not in (Stage.STARTING, Stage.RUNNING, Stage.RECOVERING):
@@ -75,7 +75,7 @@ class FailoverCoordinator:
         return known
 
     def forget(self) -> None:
-        """Count no earlier failure any more: the workers that failed have ended, and others will take their place."""
+        """Stop counting earlier failures: the failed workers have ended, and new ones will take their place."""
         for failover in self._context.failovers:
             failover.counts = False
             failover.outcome = "failed" if failover.outcome == "pending" else failover.outcome
@@ -92,7 +92,7 @@ class FailoverCoordinator:
         ]
 
     def _recent(self, who: str = "") -> list[Failover]:
-        """Failures within `control.restart_window_s` of a worker (`env[1]`) or a role (`env`); of all by default."""
+        """The failures within `control.restart_window_s` of a worker (`env[1]`) or role (`env`); "": of all."""
         since = time.time() - self._control.restart_window_s
         recent = [failover for failover in self._context.failovers if failover.counts and failover.time >= since]
         return [f for f in recent if any(who in ("", worker, worker.partition("[")[0]) for worker in f.failed)]
@@ -102,7 +102,7 @@ class FailoverCoordinator:
         return sum(max(failover.attempts, 1) for failover in self._recent(who))
 
     def _limit(self, failover: Failover) -> str:
-        """The limit that this failure exceeds, in words; empty where it exceeds none."""
+        """The limit that this failure exceeds, in words; "" if it exceeds none."""
         control = self._control
         counts = [(len(self._recent()), control.max_job_restarts, "the job", "control.max_job_restarts")]
         for worker in failover.failed:
@@ -118,7 +118,7 @@ class FailoverCoordinator:
         return ""
 
     def _level(self, failover: Failover) -> str:
-        """The part that starts again: as the failed workers' classes say, and a larger one after each vain attempt."""
+        """The part that restarts: by the failed workers' classes, and a larger one after each attempt that failed."""
         if failover.failed == ["trainer"]:
             return "trainer"
         records = [self._context.workers[name] for name in failover.failed if name in self._context.workers]
@@ -126,7 +126,7 @@ class FailoverCoordinator:
         return LEVELS[min(least + failover.attempts, 2)]
 
     def _ranks(self, failover: Failover) -> dict[str, list[int]]:
-        """The ranks that start again, by group."""
+        """The ranks that restart, by group."""
         failed = set(failover.failed)
         groups = {worker.partition("[")[0] for worker in failed}
         ranks: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""JobHandle, with which any process of a job's Ray cluster follows the job and stops it."""
+"""JobHandle, with which any process of a job's Ray cluster can follow and stop the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOST_S = 30.0
 
 
 class JobHandle:
-    """A supervised job: one that was submitted, or a training run."""
+    """A handle on a supervised job, which was submitted or is a training run."""
 
     def __init__(self, name: str, backend: ContextBackend) -> None:
         self.name, self._backend = name, backend
@@ -27,14 +27,14 @@ class JobHandle:
         return f"JobHandle({self.name!r})"
 
     def status(self) -> JobContext:
-        """Stage, workers, restarts, steps. Raises SchedulerError where there is no such job."""
+        """The job's context: stage, workers, restarts, steps. Raises SchedulerError if there is no such job."""
         context = load_context(self._backend, self.name)
         if context is None:
             raise SchedulerError(f"there is no job named {self.name!r} here; `rlinf-lite job list` shows all jobs")
         return context
 
     def doing(self) -> dict[str, str]:
-        """The method that each worker was last seen in; empty where the job has ended or its master does not answer."""
+        """The method that each worker was last seen in; empty if the job has ended or its master does not answer."""
         try:
             return dict(ask_master(self.name, "doing", limit_s=10.0))
         except SchedulerError:
@@ -46,22 +46,22 @@ class JobHandle:
         return dict(ask_master(self.name, "logs", role, rank, num_lines))
 
     def wait(self, timeout_s: float | None = None) -> JobContext:
-        """Wait until the job has ended. Raises JobFailedError where it failed, TimeoutError, and SchedulerError where
-        it is lost: it has had no master for long."""
+        """Wait until the job has ended. Raises JobFailedError if it failed, TimeoutError, and SchedulerError if it is
+        lost, that is, has had no master for long."""
         context = self._wait_for_end(timeout_s)
         if context.stage == "failed":
             raise JobFailedError(f"the job {self.name!r} failed after step {context.step}: {context.reason}")
         return context
 
     def stop(self, reason: str = "its user stopped it", timeout_s: float = 60.0) -> JobContext:
-        """End the job and wait until nothing of it is left; a job that has ended stays as it is. Raises TimeoutError,
-        and SchedulerError where the job is lost."""
+        """End the job and wait until it has ended. Does nothing to a job that has ended already. Raises TimeoutError,
+        and SchedulerError if the job is lost."""
         if not self.status().stage.is_final:
             ask_master(self.name, "stop", reason, limit_s=timeout_s)
         return self._wait_for_end(timeout_s)
 
     def has_master(self) -> bool:
-        """Whether Ray knows the job's master: it lives, or is being started again."""
+        """Whether Ray knows the job's master, which then lives or is restarting."""
         try:
             find_master(self.name)
         except ValueError:
@@ -89,5 +89,5 @@ class JobHandle:
 
 
 def find_jobs(backend: ContextBackend) -> list[JobHandle]:
-    """All jobs that the backend knows of."""
+    """All jobs in the backend."""
     return [JobHandle(job, backend) for job in backend.jobs() if not job.endswith(DAMAGED)]

@@ -1,6 +1,6 @@
-"""The master of a job: a detached Ray actor that knows its workers, watches them, and decides what starts again.
+"""The master of a job: a detached Ray actor that watches the job's workers and decides which part restarts.
 
-Ray starts it again when it dies. It then continues from its persisted context, and from what the trainer sends.
+Ray restarts it when it dies. It then continues from its persisted context, and from the state that the trainer sends.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 EVENTS = "events.jsonl"
-_SAVE_STEPS_S = 2.0  # between two saves for the sake of the step number
-_DUMP_S = 0.5  # for a hung worker to write its stacks to its log
+_SAVE_STEPS_S = 2.0  # interval of saves of the step number
+_DUMP_S = 0.5  # time for a hung worker to write its stacks to its log
 _DUMP_LINES = 200
-_EXIT_S = 0.5  # between the end of a job and that of its master, in which the caller gets its answer
+_EXIT_S = 0.5  # time between the end of a job and that of its master, so that the caller gets its answer
 
 
 def create_master(job: str, control: ControlConfig, trainer: JobManager | None = None) -> Any:
@@ -67,7 +67,7 @@ class JobMaster:
         self._pings: dict[str, Any] = {}
         self._findings: dict[str, Finding] = {}
         self._replacing: set[str] = set()  # workers whose end is expected
-        self._stall = ""  # a line about workers without progress, which goes with the next answer to the trainer
+        self._stall = ""  # a line about workers without progress, sent with the next answer to the trainer
         self._trainer_heard, self._saved = time.monotonic(), 0.0
         self._stop_asked = False
         self._recover_context(job, "" if trainer is None else trainer.directory)
@@ -82,10 +82,10 @@ class JobMaster:
     def __repr__(self) -> str:
         return f"master of {self._context.name}"
 
-    # what the trainer's process calls
+    # methods for the trainer's process
 
     def attach(self, attachment: Attachment) -> None:
-        """Take over the state of the trainer, with its workers, at the start and after workers were started again."""
+        """Take the state of the trainer, with its workers, at the start and after workers were restarted."""
         with self._lock:
             context, sent = self._context, attachment.job
             set_context(attachment.context)
@@ -120,9 +120,9 @@ class JobMaster:
             self._failover.forget()
 
     def trainer_beat(self, step: int, edges: list[tuple[str, str]]) -> dict[str, Any]:
-        """Record a heartbeat of the trainer: its completed steps, and which groups got results of which (`edges`).
-        Returns whether its workers are `known` here, whether it shall `stop`, the `failovers` so far, and as `stuck` a
-        line about workers that make no progress."""
+        """Record a heartbeat of the trainer: its completed steps, and the data flow between groups (`edges`). Returns
+        `known` (whether its workers are known here), `stop` (whether it must stop), `failovers` (all so far), and
+        `stuck` (a line about workers that make no progress)."""
         with self._lock:
             if self._hear_trainer(step, edges) or time.monotonic() - self._saved > _SAVE_STEPS_S:
                 self._save()
@@ -132,7 +132,7 @@ class JobMaster:
 
     def failed(self, failure: str, dead: list[tuple[str, str]], raised: list[Finding], trainer: str | None) -> Decision:
         """Decide what to do about a step that could not be completed. `dead`: dead workers, with Ray's reasons;
-        `raised`: findings about workers that raised; `trainer`: the exception of a trainer that can start again."""
+        `raised`: findings about workers that raised; `trainer`: the exception of a trainer that can restart."""
         with self._lock:
             findings = [self._find_death(name, reason) for name, reason in dead if name in self._context.workers]
             findings += [f for f in self._findings.values() if f.worker not in {found.worker for found in findings}]
@@ -145,8 +145,8 @@ class JobMaster:
             return decision
 
     def explain_death(self, worker: str, pid: int, reason: str) -> str:
-        """Why a worker is dead, in a line; empty where nothing is known beyond Ray's `reason`, or another worker has
-        taken its place."""
+        """The reason of a worker's death, in a line; "" if no more is known than Ray's `reason`, or the worker has been
+        replaced."""
         with self._lock:
             known = self._context.workers.get(worker)
             if known is None or known.pid != pid or worker not in self._handles or worker in self._replacing:
@@ -167,8 +167,8 @@ class JobMaster:
             return list(self._context.failovers)
 
     def finish(self, stage: Stage, reason: str = "", known: Attachment | None = None) -> None:
-        """The job has ended: end the trainer's process and this one. `known`: the trainer's state, for a master
-        that has lost it."""
+        """Record the end of the job; then end the trainer's process and this one. `known`: the trainer's state, in case
+        this master has lost it."""
         with self._lock:
             if self._context.stage.is_final:
                 return
@@ -185,7 +185,7 @@ class JobMaster:
             time.sleep(_EXIT_S)
             if self._trainer is not None:
                 self._trainer.end()
-            ray.kill(ray.get_runtime_context().current_actor)  # which keeps Ray from starting it again
+            ray.kill(ray.get_runtime_context().current_actor)  # so that Ray does not restart it
 
         threading.Thread(target=leave, daemon=True).start()
 
@@ -194,14 +194,14 @@ class JobMaster:
         with self._lock:
             return self._failover.history()
 
-    # what workers call
+    # methods for workers
 
     def beat(self, beats: list[Beat]) -> None:
         """Record the heartbeats of a process's workers."""
         with self._lock:
             self._diagnosis.record(beats)
 
-    # what users call
+    # methods for users
 
     def process_id(self) -> int:
         return os.getpid()
@@ -228,7 +228,8 @@ class JobMaster:
         return found
 
     def stop(self, reason: str) -> None:
-        """End the job: ask a training script to stop, which saves a checkpoint, or end the processes of a built job."""
+        """End the job: ask a training run to stop, which saves a checkpoint, or end the processes of a submitted
+        job."""
         with self._lock:
             if self._context.stage.is_final:
                 return
@@ -246,7 +247,9 @@ class JobMaster:
     # internal
 
     def _recover_context(self, job: str, directory: str) -> None:
-        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # Ray calls what it deprecates
+        with warnings.catch_warnings(
+            action="ignore", category=DeprecationWarning
+        ):  # Ray calls its own deprecated names
             again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         problem, found = "no persisted context was found", None
         try:
@@ -261,7 +264,7 @@ class JobMaster:
             self._event("master_restarted", stage=str(self._context.stage), **about)
 
     def _hear_trainer(self, step: int, edges: list[tuple[str, str]]) -> bool:
-        """Record what the trainer sends; returns whether a group feeds another for the first time."""
+        """Record the trainer's step and data flow; returns whether there is a new edge."""
         self._trainer_heard = time.monotonic()
         before = self._context.edges
         self._context.edges = sorted({*before, *edges, *self._diagnosis.sent_to()})
@@ -293,7 +296,7 @@ class JobMaster:
                         if self._context.stage.is_final:
                             continue
                         check()
-                except Exception:  # Ray raises many kinds where a node goes meanwhile: watching must go on
+                except Exception:  # Ray raises many kinds if a node is lost meanwhile: watching must go on
                     log.exception("the master failed in %s", check.__name__)
 
     def _find_dead(self) -> None:
@@ -311,11 +314,11 @@ class JobMaster:
                 ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 self._find_death(name, str(error))
-            except ray.exceptions.RayError:  # the worker lives; the call has failed for another reason
+            except ray.exceptions.RayError:  # the worker lives; the call failed for another reason
                 continue
 
     def _find_death(self, name: str, reason: str) -> Finding:
-        """Why a worker is dead; found out once."""
+        """The reason why a worker is dead; it is determined once."""
         if name not in self._findings:
             record = self._context.workers[name]
             alive = any(node["Alive"] and node["NodeID"] == record.node_id for node in ray.nodes())
@@ -350,14 +353,14 @@ class JobMaster:
             hung = replace(hung, evidence=f"{hung.evidence}; it stood at {place}") if place else hung
             self._findings[record.name] = hung
             self._event("detected", **asdict(hung))
-            run_on(record.node_id, end_process, record.pid, 0.0)  # the trainer's process notices that
+            run_on(record.node_id, end_process, record.pid, 0.0)  # the trainer's process notices the death
 
     def _find_slow(self) -> None:
         for finding in self._diagnosis.find_slow(list(self._context.workers.values())):
             self._event("detected", **asdict(finding))
 
     def _check_trainer(self) -> None:
-        """Start the trainer's process again where it is gone, or end the job."""
+        """Restart the trainer's process if it is gone, or end the job."""
         context = self._context
         if self._trainer is None:
             silent = context.trainer_pid and time.monotonic() - self._trainer_heard > SILENT_S
@@ -386,7 +389,7 @@ class JobMaster:
             self._trainer_due = (time.monotonic() + decision.wait_s, failure)
 
     def _end_workers(self) -> None:
-        """End the workers of a trainer's process that is gone, sooner than Ray does."""
+        """End the workers of a trainer's process that is gone, earlier than Ray does."""
         for name, record in self._context.workers.items():
             with suppress(Exception):  # gone already, or its node is
                 ray.kill(self._handles[name])

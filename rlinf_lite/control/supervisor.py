@@ -1,4 +1,4 @@
-"""The trainer's side of failover: sends the master the state of the job, and carries out its decisions."""
+"""The trainer's side of failover: it sends the master the state of the job, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from rlinf_lite.scheduler.ray_runtime import RayRemote
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 2.0  # between two heartbeats of the trainer's process
-_FINISH_S = 20.0  # how long the report of the job's end waits for a master that is being started again
-_MAX_ABORTED = 3  # how often in a row a step is repeated because workers aborted it although none has failed
+HEARTBEAT_S = 2.0  # interval of the trainer's heartbeats
+_FINISH_S = 20.0  # longest wait of the report of the job's end for a master that is restarting
+_MAX_ABORTED = 3  # how often in a row a step is repeated because workers aborted it although none failed
 _EXPLAIN_S = 3.0
-_BLAME_S = 2.0  # how long a dead worker is looked for that may have caused an error
+_BLAME_S = 2.0  # longest search for a dead worker that may have caused an error
 
 Restore = Callable[[Decision], int]
-"""Brings the trainer's own state to the end of a completed step after workers were started again; returns the number of
+"""Restores the trainer's own state to the end of a completed step after workers were restarted; returns the number of
 completed steps that are lost."""
 
 
 class JobFailedError(SchedulerError):
-    """The job ends with a failure: a limit is reached, or no recovery succeeded."""
+    """The job failed: a limit was reached, or no recovery succeeded."""
 
 
 class Supervisor:
-    """Keeps the groups of `cluster` alive, by the decisions of the job's master."""
+    """Keeps the groups of `cluster` alive, following the decisions of the job's master."""
 
     def __init__(self, job: str, cluster: Cluster, timeout_s: float) -> None:
-        """`timeout_s`: for a new worker's `init`."""
+        """`timeout_s`: limit for a new worker's `init`."""
         self.job, self._cluster, self._timeout_s = job, cluster, timeout_s
         self._known = JobContext(job)  # the state that the master gets
         self._attachment: Attachment | None = None  # the same, with the workers' actors; None before `begin`
@@ -72,8 +72,8 @@ class Supervisor:
             self.finish(Stage.FAILED, f"{type(error).__name__}: {error}")
 
     def begin(self, directory: str, step: int, total_steps: int, trainer_restarts: int = 0) -> None:
-        """Watch the groups, which are all launched, from now on. `directory` is for events. A later call, such as that
-        of a runner within a job, changes neither `directory` nor `trainer_restarts`."""
+        """Watch the groups, which must all be launched, from now on. `directory`: for events. A later call, such as
+        that of a runner within a job, changes neither `directory` nor `trainer_restarts`."""
         has_begun = self._attachment is not None
         self._known.step, self._known.total_steps = step, total_steps
         if not has_begun:
@@ -84,8 +84,8 @@ class Supervisor:
             threading.Thread(target=self._send_heartbeats, name="supervisor", daemon=True).start()
 
     def release(self) -> None:
-        """Stop watching until the next `begin`, because the groups are about to be shut down. Earlier failures no
-        longer count."""
+        """Stop watching until the next `begin`, because the groups will be shut down. Earlier failures no longer
+        count."""
         self._raised_before.clear()
         self._num_aborted = 0
         self._known.workers = {}
@@ -100,16 +100,16 @@ class Supervisor:
         self._known.step = step
 
     def recover(self, error: SchedulerError, restore: Restore, same_step: bool = True) -> Decision:
-        """Recover the job from `error`. Raises it where no worker is its cause, and JobFailedError at a limit.
+        """Recover the job from `error`. Raises it if no worker is its cause, and JobFailedError at a limit.
 
-        `same_step`: all calls before `progress` belong to one step, which is repeated from its beginning. An exception
-        that a worker raises in it again at the same place would never end, and is raised here.
+        `same_step`: all calls before `progress` belong to one step, which is repeated from its beginning. If a worker
+        raises at the same place in it again, repeating would never end, so the exception is raised here.
         """
         if local_ray_has_ended():
             raise error
         failure = uuid.uuid4().hex[:12]
         if isinstance(error.__cause__, AbortedError) and not self._find_dead():
-            self._num_aborted += 1  # because of a failure from which the job has recovered
+            self._num_aborted += 1  # the abort belongs to a failure from which the job has recovered
             if self._num_aborted > _MAX_ABORTED:
                 raise error
             try:
@@ -152,7 +152,7 @@ class Supervisor:
             return decision
 
     def trainer_raised(self, error: Exception) -> Decision:
-        """Report the exception of a trainer that can start again. Raises JobFailedError at a limit."""
+        """Report the exception of a trainer that can restart. Raises JobFailedError at a limit."""
         failure = uuid.uuid4().hex[:12]
         decision = self._decide(failure, error, trainer=f"{type(error).__name__}: {error}")
         time.sleep(decision.wait_s)
@@ -162,18 +162,18 @@ class Supervisor:
         return decision
 
     def recovered(self, failure: str) -> None:
-        """Report that this process has taken the place of one whose death was `failure`."""
+        """Report that this process replaces the one whose death was `failure`."""
         self._ask("recovered", failure, True, 0)
 
     def finish(self, stage: Stage, reason: str = "") -> None:
-        """Report the end of the job, with which its master ends too."""
+        """Report the end of the job; its master ends then too."""
         self._ended.set()
         self._cluster.calls.explain_death = None
         with suppress(Exception):  # the master may be gone, or Ray: the job's own end matters more
             self._ask("finish", *self.outcome(stage, reason), limit_s=_FINISH_S)
 
     def outcome(self, stage: Stage, reason: str) -> Outcome:
-        """The end of the job, with the state that its master may have lost."""
+        """The outcome of the job, with the state that its master may have lost."""
         self._known.edges = sorted(self._cluster.calls.data_flow)
         return stage, reason, self._attachment
 
@@ -192,7 +192,7 @@ class Supervisor:
         }
 
     def _attach(self) -> None:
-        """Send the master the workers of now, after some were started."""
+        """Send the master the present workers, after some were started."""
         workers, handles = {}, {}
         for group, failover in self._levels().items():
             for member in self._cluster.groups[group].members:
@@ -210,7 +210,7 @@ class Supervisor:
         self._ask("attach", self._attachment)
 
     def _abort(self, names: Sequence[str], reason: str) -> None:
-        """Abort what these groups are doing; let them, and groups that a failed wait has aborted, serve again."""
+        """Abort the running calls of these groups; let them, and groups that a failed wait has aborted, serve again."""
         groups = [group for name, group in self._cluster.groups.items() if name in names or group.aborted]
         for group in groups:
             group.abort(reason)
@@ -225,7 +225,7 @@ class Supervisor:
         raised: Sequence[Finding] = (),
         trainer: str | None = None,
     ) -> Decision:
-        """The master's decision about a failure. Raises JobFailedError where a limit is reached."""
+        """The master's decision about a failure. Raises JobFailedError if a limit is reached."""
         decision: Decision = self._ask("failed", failure, dead, raised, trainer)
         if decision.level == "fail":
             lines = "\n".join(f"  {line}" for line in self._ask("history"))
@@ -246,7 +246,8 @@ class Supervisor:
         return [], []
 
     def _levels(self) -> dict[str, str]:
-        """The part that starts again where a worker fails, by group: the largest that its process's groups ask for."""
+        """The part that restarts if a worker fails, by group: the largest one that the groups of its process ask
+        for."""
         return {
             group.name: max((fused.cls.failover for fused in processes.groups), key=LEVELS.index)
             for processes in self._cluster.processes
@@ -254,8 +255,8 @@ class Supervisor:
         }
 
     def _explain_death(self, worker: str, pid: int, ray_message: str) -> str:
-        """The cause of a death, where the master knows it: the watchdog, or the kernel. Else empty."""
-        with suppress(Exception):  # whatever the master does, the death is reported, with Ray's reason
+        """The cause of a death, if the master knows it (the watchdog, or the kernel); else ""."""
+        with suppress(Exception):  # if the master fails, the death is still reported, with Ray's reason
             return str(self._ask("explain_death", worker, pid, ray_message, limit_s=_EXPLAIN_S))
         return ""
 
@@ -271,7 +272,7 @@ class Supervisor:
                     ray.get(ping)
             except ray.exceptions.RayActorError as error:
                 dead.append((str(member), str(error)))
-            except ray.exceptions.RayError:  # the worker lives; the call has failed for another reason
+            except ray.exceptions.RayError:  # the worker lives; the call failed for another reason
                 continue
         return dead
 
@@ -284,7 +285,7 @@ class Supervisor:
         while not self._ended.wait(HEARTBEAT_S):
             try:
                 stop = self._send_heartbeat()
-            except Exception as error:  # the master is being started again, or Ray is gone: training goes on, unwatched
+            except Exception as error:  # the master is restarting, or Ray is gone: training goes on without supervision
                 if not self._ended.is_set():
                     log.warning("the job is not supervised at the moment: %s", error)
                 continue
@@ -293,7 +294,7 @@ class Supervisor:
                 return
 
     def _send_heartbeat(self) -> bool:
-        """Send the master the number of completed steps; returns whether the job shall stop."""
+        """Send the master the number of completed steps; returns whether the job must stop."""
         self._known.edges = sorted(self._cluster.calls.data_flow)
         reply = self._ask("trainer_beat", self._known.step, self._known.edges, limit_s=10.0)
         if reply["known"]:

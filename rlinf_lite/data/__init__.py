@@ -1,4 +1,4 @@
-"""Data that flows between workers (batches, observations, trajectories), demonstrations and prompts."""
+"""Data of runs: batches that are sent between workers (`DataProto`), demonstrations and prompts."""
 
 from lazy_loader import attach_stub
 

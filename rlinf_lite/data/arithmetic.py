@@ -1,4 +1,4 @@
-"""Generated arithmetic in GSM8K's format: sums solved one operation per line, and `#### ` before the answer.
+"""Generated arithmetic problems in GSM8K's format: one operation per line, and `#### ` before the answer.
 
 7+8-9+5=?
 7+8=15
@@ -16,13 +16,13 @@ import numpy as np
 
 DATA_SOURCE = "arithmetic"
 _TEST_SHARE = 8
-"""One problem in this many is for tests."""
+"""One in this many problems belongs to the test split."""
 _MAX_DRAWS = 100
-"""Per row asked for; then there are too few problems."""
+"""Most draws per requested row; if these do not suffice, there are too few different problems."""
 
 
 class ProblemSpaceError(ValueError):
-    """Settings that allow no problem, or fewer different ones than were asked for."""
+    """The settings allow no problem, or fewer different problems than were requested."""
 
 
 def generate(
@@ -33,15 +33,16 @@ def generate(
     max_number: int = 9,
     terse_frac: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """`num_rows` different problems of `num_terms` numbers from 1 to `max_number`; no result on the way is negative.
+    """Make `num_rows` different problems of `num_terms` numbers from 1 to `max_number`; no intermediate result is
+    negative.
 
-    Rows are `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info: {solution, split, index}}`;
-    the solution is the worked one, its answer included, but for a share of `terse_frac`, whose solutions are the answer
-    alone: an imitator then learns to guess as well as to work out. Equal arguments give equal rows; which split a
-    problem belongs to is a hash of the problem, so that no seed puts one into both.
+    Rows are `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info: {solution, split, index}}`.
+    A solution has the steps and the answer; for a share of `terse_frac` it is the answer alone, so that a model that
+    imitates them learns to guess as well as to calculate. Equal arguments give equal rows. A hash of the problem
+    decides its split, so that no seed puts a problem into both splits.
 
     Raises:
-        ProblemSpaceError: where `num_terms` is below 2, `max_number` below 1, or there are too few such problems.
+        ProblemSpaceError: if `num_terms` is below 2, `max_number` below 1, or there are too few such problems.
     """
     if num_terms < 2 or max_number < 1:
         raise ProblemSpaceError(
@@ -74,13 +75,13 @@ def generate(
 
 
 def split_of(problem: str) -> Literal["train", "test"]:
-    """The split that a problem belongs to, by its text."""
+    """The split that a problem belongs to, from a hash of its text."""
     digest = hashlib.blake2b(problem.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest, "little") % _TEST_SHARE == 0 else "train"
 
 
 def _draw(rng: np.random.Generator, num_terms: int, max_number: int) -> tuple[str, list[str], int]:
-    """(problem, its steps, its answer)."""
+    """A random problem, as (problem, steps, answer)."""
     numbers = rng.integers(1, max_number + 1, num_terms).tolist()
     signs = rng.integers(0, 2, num_terms - 1).tolist()
     total, problem, steps = numbers[0], str(numbers[0]), []

@@ -1,6 +1,6 @@
-"""Notes for the user on a dataset that a run imitates: parts of it that are not read, or that may not fit the run.
+"""Notes for the user on the dataset of an imitation run: parts that are not read, or that may not fit the run.
 
-A dataset that cannot be right is refused (`demonstrations.open_dataset`); what is listed here may be right.
+Datasets that are certainly wrong are refused (`demonstrations.open_dataset`); what is noted here may be right.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def dataset_notes(
     cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None, reads: PolicyInputs | None
 ) -> list[str]:
-    """Notes on a dataset, one line each. `seen`: what the environment shows, `reads`: what the policy reads; None: not
-    known, and notes that need it are left out."""
+    """Notes on a dataset, one line each. `seen`: the environment's observations; `reads`: the policy's inputs. If one
+    is None (not known), the notes that need it are left out."""
     lines = strange_tasks(cfg, dataset) if cfg.data.source == "folder" else []
     if seen is not None:
         lines += _names(cfg, dataset, seen)
@@ -42,7 +42,7 @@ def _names(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> It
             continue
         feature = dataset.info.features[key]
         there = flat_names(feature.names, feature.width) or ()
-        if feature.names and not there and flat_names(feature.names, 1) is None:  # one alone is that of the feature
+        if feature.names and not there and flat_names(feature.names, 1) is None:  # a single name names the feature
             yield f"info.json does not have a name for each of the {feature.width} columns of {key}: none is used"
         if name in keys.order:
             here = [there[column] for column in keys.order[name]]

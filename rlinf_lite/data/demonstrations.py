@@ -1,8 +1,8 @@
-"""Demonstrations of an imitation run: a LeRobotDataset, filled by the run's expert or made elsewhere.
+"""The demonstrations of an imitation run: a LeRobotDataset, collected by the run's expert or made elsewhere.
 
-Chunks of C actions begin at every `data.stride`-th frame of an episode; what would follow its end is masked. Where the
-run's expert made them, `meta/rlinf_lite.json` holds the settings that they were made with, and another run may use them
-only if it would have made the same ones. Actors read decoded frames (`lerobot/frames.py`), by number and in place.
+Chunks of C actions begin at every `data.stride`-th frame of an episode; actions after its end are masked. If the run's
+expert made them, `meta/rlinf_lite.json` holds the settings, and another run may use them only if its own settings would
+give the same demonstrations. Actors read decoded frames (`lerobot/frames.py`) by index, from mapped files.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from rlinf_lite.envs import EnvSpec
 
 PROVENANCE = "rlinf_lite.json"
-"""File in `meta/` of demonstrations that a run's expert made."""
+"""The file in `meta/` of demonstrations that a run's expert made."""
 FRAMES = ".frames"
-"""Decoded frames within a dataset's folder, where `data.cache_dir` names no other."""
+"""The folder of decoded frames in a dataset's folder, unless `data.cache_dir` names another."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
 _NOT_MADE_FROM = {"demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
 
 
 class DemonstrationError(LeRobotError):
-    """Demonstrations that cannot be made, found, or used by this run."""
+    """Demonstrations cannot be made, found, or used by this run."""
 
 
 class Demonstrations:
-    """Chunks of `chunk` actions by index, ordered by episode; only the rows that are asked for are read.
+    """The chunks of `chunk` actions, by index, ordered by episode; only requested rows are read.
 
-    `frames` is what `decode_frames` returned. Raises LeRobotError where it cannot be read.
+    `frames`: the directory that `decode_frames` returned. Raises LeRobotError if it cannot be read.
     """
 
     def __init__(self, frames: Path, chunk: int, stride: int) -> None:
@@ -65,27 +65,28 @@ class Demonstrations:
         return int(self._before[-1])
 
     def episodes(self, indices: np.ndarray) -> np.ndarray:
-        """Episode numbers, int64 [n]."""
+        """The episode numbers of chunks, int64 [n]."""
         found: np.ndarray = np.searchsorted(self._before, indices, side="right") - 1
         return found
 
     def mask(self, indices: np.ndarray) -> np.ndarray:
-        """Executed actions, bool [n, C]."""
+        """The actions of chunks that are inside their episode, bool [n, C]."""
         rows, end = self._rows(indices)
         mask: np.ndarray = rows[:, None] + np.arange(self._chunk) < end[:, None]
         return mask
 
     def read(self, indices: np.ndarray) -> tuple[dict[str, Any], Tensor]:
-        """Observations (see `envs.Obs`) where these chunks begin, and actions float32 [n, C, D]; the last one is
-        repeated after an episode's end."""
+        """The observations (see `envs.Obs`) at the beginning of chunks, and their actions float32 [n, C, D]; after an
+        episode's end its last action is repeated."""
         rows, end = self._rows(indices)
         following = np.minimum(rows[:, None] + np.arange(self._chunk), end[:, None] - 1)
         return self.frames.read(rows), torch.from_numpy(np.asarray(self.frames.actions[following]))
 
     def relative_actions(self, dim: int) -> np.ndarray:
-        """One dimension of all executed actions of all chunks, less that of the state where each begins; float32 [n].
+        """One dimension of all executed actions of all chunks, minus that of the state at the chunk's beginning;
+        float32 [n].
 
-        Raises DemonstrationError where there is no such state.
+        Raises DemonstrationError if there is no such state.
         """
         state, actions = self.frames.state, self.frames.actions
         if state is None or dim >= state.shape[1]:
@@ -95,14 +96,15 @@ class Demonstrations:
         return np.concatenate([actions[first + i, dim] - state[first, dim] for first, i in begun])
 
     def _rows(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The frame where each chunk begins, and the one after its episode's last."""
+        """The first frame of each chunk, and the frame after its episode's last."""
         episodes = self.episodes(indices)
         first = self._first[episodes]
         return first + (indices - self._before[episodes]) * self._stride, first + self._length[episodes]
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """Chunks of optimizer step `step`, int64 [batch_size]: the next ones of endless passes, shuffled one by one."""
+    """The chunks of optimizer step `step`, int64 [batch_size]: the next ones of endless passes, each pass with a
+    shuffle of its own."""
     first, parts, missing = step * batch_size, list[np.ndarray](), batch_size
     while missing:
         epoch, offset = divmod(first, num_chunks)
@@ -113,11 +115,11 @@ def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.
 
 
 def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) -> LeRobotDataset:
-    """The dataset of this run, checked against info.json, against what the environment shows (None: not known yet),
-    and where `data.source` is expert against what it would make. Needs the extra `data`.
+    """Open the dataset of this run. It is checked against info.json, against the environment's observations (`seen`;
+    None: not known yet), and with `data.source: expert` against the run's own settings. Needs the extra `data`.
 
     Raises:
-        LeRobotError: saying what does not fit, and which key to change.
+        LeRobotError: says what does not fit, and which key to change.
     """
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
@@ -138,8 +140,9 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
 
 
 def check_demonstrations(cfg: Config, seen: Observed | EnvSpec | None = None) -> LeRobotDataset | None:
-    """The dataset in `data.demos_dir`, for before anything is started; None: it is to be collected. `seen`: what the
-    environment shows, where its card does not say. Raises LeRobotError where the dataset does not serve."""
+    """Check the dataset in `data.demos_dir` before anything is started, and return it; None: it will be collected.
+    `seen`: the environment's observations, if its card does not give them. Raises LeRobotError if the dataset cannot be
+    used."""
     demos_dir = cfg.data.demos_dir
     if demos_dir is not None and (cfg.data.source == "folder" or Path(demos_dir).is_dir()):
         if cfg.data.source == "expert" and not any(Path(demos_dir).glob("meta*")):
@@ -158,11 +161,11 @@ def check_demonstrations(cfg: Config, seen: Observed | EnvSpec | None = None) ->
 
 
 def strange_tasks(cfg: Config, dataset: LeRobotDataset) -> list[str]:
-    """Differences between the environment and tasks of a folder's demonstrations, as far as it names them, and the
-    run's: one line each.
+    """The differences between the run's environment and task and those that a folder's demonstrations name, one line
+    each.
 
     Raises:
-        DemonstrationError: where states end in a one-hot of other tasks, or of the same in another order.
+        DemonstrationError: if states end in a one-hot of other tasks, or of the same tasks in another order.
     """
     card, env, there = env_card(cfg.env.id), cfg.env, dict[str, Any]()
     with suppress(DemonstrationError):  # it was made elsewhere
@@ -192,8 +195,8 @@ def decode_frames(
     spec: EnvSpec,
     report: Callable[[str, int, int], None] = lambda *_: None,
 ) -> Path:
-    """Decode what `dataset` has of what the environment shows, unless that has been done; see `lerobot.frames.decode`.
-    Returns the directory for `Demonstrations`."""
+    """Decode the features of `dataset` that the environment shows, unless that was done before; see
+    `lerobot.frames.decode`. Returns the directory for `Demonstrations`."""
     return decode(dataset, matched_keys(cfg, dataset, spec), _frames_root(cfg, dataset), report)
 
 
@@ -202,7 +205,7 @@ def _frames_root(cfg: Config, dataset: LeRobotDataset) -> Path:
 
 
 def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
-    """The dataset's features that hold what the environment shows."""
+    """The dataset's features that correspond to the environment's observations."""
     keys = cfg.data.keys
     cameras = {camera: keys.cameras.get(camera, PICTURES + camera) for camera in seen.cameras}
     state, subtasks = keys.state if seen.state_dim else None, keys.instruction == "subtask"
@@ -210,11 +213,11 @@ def keys_of(cfg: Config, seen: Observed | EnvSpec) -> Keys:
 
 
 def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec) -> Keys:
-    """The keys of `keys_of`, with columns in the order that the run names: the environment's order, or, where the
-    environment has no names, the order of the policy that the run starts with.
+    """The keys of `keys_of`, with columns in the environment's order or, if the environment has no names, in the order
+    of the policy that the run starts with.
 
     Raises:
-        DemonstrationError: where both sides have names and these differ.
+        DemonstrationError: if both sides have names and these differ.
     """
     keys, trained, problems = keys_of(cfg, seen), names_in(start_dir(cfg)), list[str]()
     order, names = dict[str, tuple[int, ...]](), own_names(seen)
@@ -250,7 +253,7 @@ def matched_keys(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec)
 
 
 def stride_of(cfg: Config) -> int:
-    """Frames from where a chunk begins to where the next one does."""
+    """The number of frames from the beginning of a chunk to the beginning of the next one."""
     return cfg.data.stride or (1 if cfg.data.source == "folder" else cfg.model.num_action_chunks)
 
 
@@ -266,10 +269,10 @@ def beyond_bounds(frames: Frames, spec: EnvSpec) -> list[str]:
 
 
 def policy_statistics(demos: Demonstrations, spec: EnvSpec, num_relative: int = 0) -> dict[str, Statistics]:
-    """Statistics of `state` and `action` to normalise by, exact over all frames; see `Policy.take_statistics`.
+    """The statistics of `state` and `action` for normalisation, exact over all frames; see `Policy.take_statistics`.
 
     The first `num_relative` action dimensions are measured in chunks, relative to the state where each chunk begins.
-    Dimensions that never move span the environment's bounds, or one unit to either side of a state.
+    Constant dimensions get the range of the environment's bounds, or of one unit to either side of a state.
     """
     found = {name: dict(numbers) for name, numbers in demos.frames.statistics.items()}
     action, low, high = found["action"], np.array(spec.action_low), np.array(spec.action_high)
@@ -289,8 +292,8 @@ def policy_statistics(demos: Demonstrations, spec: EnvSpec, num_relative: int = 
 def foreign_dimensions(
     found: Mapping[str, Statistics], usual: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 ) -> list[str]:
-    """Dimensions of `state` and `action` in which demonstrations are far from the `usual` statistics of a policy that
-    was trained elsewhere, one line each: outside three times the usual range, or within a fortieth of it."""
+    """The dimensions of `state` and `action` in which demonstrations are far from the `usual` statistics of a policy
+    that was trained elsewhere, one line each: outside three times the usual range, or narrower than 1/40 of it."""
     lines = []
     for name in found.keys() & usual.keys():
         numbers, (lows, highs) = found[name], usual[name]
@@ -307,7 +310,7 @@ def foreign_dimensions(
 
 
 def recipe(cfg: Config) -> dict[str, Any]:
-    """Settings that an expert's demonstrations follow from, by config key, with values as JSON returns them."""
+    """The settings that determine an expert's demonstrations, by config key, with values as JSON returns them."""
     env, data = cfg.env, cfg.data
     made_from: dict[str, Any] = {
         "env.id": env.id,
@@ -337,7 +340,7 @@ def provenance(made_from: dict[str, Any], spec: EnvSpec, counts: dict[str, float
 
 
 def read_provenance(directory: Path) -> dict[str, Any]:
-    """Raises DemonstrationError where there is none."""
+    """Read `meta/rlinf_lite.json`. Raises DemonstrationError if there is none."""
     file = directory / "meta" / PROVENANCE
     try:
         content: dict[str, Any] = json.loads(file.read_text())
@@ -352,11 +355,11 @@ def read_provenance(directory: Path) -> dict[str, Any]:
 
 
 def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec | None = None) -> dict[str, Any]:
-    """`meta/rlinf_lite.json` of demonstrations that this run's expert would make. A teacher is compared only where the
-    run names one.
+    """Check that this run's expert would make the same demonstrations, and return `meta/rlinf_lite.json`. A teacher is
+    compared only if the run names one.
 
     Raises:
-        DemonstrationError: listing what differs.
+        DemonstrationError: lists the differences.
     """
     meta = read_provenance(directory)
     there, differences = meta["made_from"], []
@@ -379,8 +382,9 @@ def check_provenance(directory: Path, made_from: dict[str, Any], spec: EnvSpec |
 
 
 def _check_features(cfg: Config, dataset: LeRobotDataset, seen: Observed | EnvSpec | None) -> None:
-    """Raise DemonstrationError where the features that `data.keys` names are not there, or of another size than what
-    the environment shows; None: not known, so that an environment without a state may have no use for the usual one."""
+    """Raise DemonstrationError if features that `data.keys` names are missing, or differ in size from the environment's
+    observations `seen`. If `seen` is None (not known), the usual state feature may be missing: the environment may have
+    no state."""
     own, problems = cfg.data.keys, list[str]()
     if seen is None:
         usual = type(own).model_fields["state"].default
@@ -428,7 +432,7 @@ def _is_vector(feature: Feature) -> bool:
 
 
 def _options(env_id: str, given: Any) -> Any:
-    """Options of an environment, without those that have no effect on what a demonstration holds."""
+    """The options of an environment, without those that have no effect on demonstrations."""
     card = env_card(env_id)
     options = card.options(given)
     return options.model_dump(mode="json", exclude=set(card.free_options)) if isinstance(options, Section) else options

@@ -1,4 +1,4 @@
-"""The problems of a reasoning run: files that the config names, or generated arithmetic."""
+"""The problems of a language run: files that the config names, or generated arithmetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems to train on and problems to evaluate on."""
+    """The problems to train on and to evaluate on, and the tokenizer."""
 
     train: PromptDataset
     val: PromptDataset | None
@@ -39,7 +39,7 @@ class Problems:
 
 
 def open_problems(cfg: ReasoningConfig) -> Problems:
-    """Read and check every row. Raises DatasetError, TokenizerError."""
+    """Read the problems of a run, and check every row. Raises DatasetError and TokenizerError."""
     data, tokenizer = cfg.data, load_tokenizer(cfg)
     train_files, val_files = list(data.train_files), list(data.val_files)
     if not train_files:
@@ -80,13 +80,13 @@ def open_problems(cfg: ReasoningConfig) -> Problems:
 
 
 def supervised_batches(dataset: PromptDataset, cfg: ReasoningConfig) -> Iterator[np.ndarray]:
-    """Rows of every supervised update, int64 [sft.batch_size] each."""
+    """The rows of every supervised update, int64 [sft.batch_size] each."""
     order = ResumableSampler(len(dataset), cfg.sft.batch_size, cfg.runner.seed)
     return islice(order, cfg.sft.num_steps)
 
 
 def solved_batch(dataset: PromptDataset, rows: np.ndarray, cfg: ReasoningConfig) -> DataProto:
-    """Prompts with their worked solutions as responses."""
+    """A batch of prompts, with their worked solutions as responses."""
     prompts = [dataset[int(row)] for row in rows]
     responses = [_solution(prompt, dataset.tokenizer) for prompt in prompts]
     batch, limit = dataset.collate(prompts), cfg.rollout.max_response_length
@@ -102,7 +102,7 @@ def _solution(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Sequence[in
 
 
 def _generated(cfg: ReasoningConfig) -> Path:
-    """Directory below the log path that holds these problems; written if it does not exist."""
+    """The directory of the generated problems, below the log path; it is written if it does not exist."""
     made, seed = cfg.data.arithmetic, cfg.runner.seed
     name = (
         f"arithmetic-{made.num_terms}x{made.max_number}-{made.num_train}-{made.num_val}-{made.terse_frac:g}-seed{seed}"

@@ -1,4 +1,4 @@
-"""Rows of prompt files: found by place, checked one by one."""
+"""Reading prompt files: rows are found by their place in the file, and checked one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GSM8K_REQUEST = 'Let us think step by step, and end with the final answer behind
 
 
 class DatasetError(ValueError):
-    """A data set that cannot be used. `problems` has one line per bad row or file; the message shows the first five."""
+    """A data set cannot be used. `problems` has one line per bad row or file; the message shows the first five."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -46,11 +46,11 @@ class PromptRow:
 
 
 class BadRowError(ValueError):
-    """A mistake in one row, with its remedy."""
+    """One row has a mistake; the message says how to fix it."""
 
 
 def parse_row(raw: Any, prompt_key: str) -> PromptRow:
-    """A checked row from a file's `rows` and `read`; the `text` of a chat is "". Raises BadRowError."""
+    """Check a raw row of a PromptFile and return it; for a chat, `text` is "". Raises BadRowError."""
     if isinstance(raw, BadRowError):
         raise raw
     if not isinstance(raw, dict):
@@ -81,14 +81,14 @@ def parse_row(raw: Any, prompt_key: str) -> PromptRow:
         raise BadRowError(
             f"reward_model.ground_truth is a {type(truth).__name__}, not text. Put what else a rule needs in extra_info"
         )
-    if isinstance(truth, float) and truth.is_integer():  # a column of numbers may be floats for one row that has none
+    if isinstance(truth, float) and truth.is_integer():  # one missing value makes a whole column of integers floats
         truth = int(truth)
     messages, text = (None, prompt) if isinstance(prompt, str) else (prompt, "")
     return PromptRow(messages, text, source or "", str(truth) if style == "rule" else None, extra_info or {})
 
 
 def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
-    """A row as GSM8K is published (Cobbe et al. 2021): `question`, and an `answer` that ends in `#### number`."""
+    """Convert a row of published GSM8K (Cobbe et al. 2021): `question`, and an `answer` that ends in `#### number`."""
     question, answer = raw["question"], raw["answer"]
     if not isinstance(question, str) or not isinstance(answer, str) or "####" not in answer:
         raise BadRowError("question and answer are not as in GSM8K: text, the answer with its number after ####")
@@ -102,7 +102,7 @@ def _from_gsm8k(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptFile(Protocol):
-    """Rows by place, from 0, as they were written. In the place of one that cannot be read stands a BadRowError."""
+    """The raw rows of a file, by place (counted from 0). For a row that cannot be read it returns a BadRowError."""
 
     path: Path
 
@@ -111,7 +111,7 @@ class PromptFile(Protocol):
 
 
 def open_prompts(paths: Sequence[str | Path], prompt_key: str) -> list[PromptFile]:
-    """`.jsonl` and `.parquet` files. Raises DatasetError, with every one that cannot be read."""
+    """Open `.jsonl` and `.parquet` files. Raises DatasetError, which lists every file that cannot be read."""
     files: list[PromptFile] = []
     problems: list[str] = []
     for path in map(Path, paths):
@@ -132,13 +132,13 @@ def open_prompts(paths: Sequence[str | Path], prompt_key: str) -> list[PromptFil
 
 
 class _Jsonl:
-    """One JSON object per line; a place is a line, found by its offset. Blank lines are no rows."""
+    """A file with one JSON object per line; the place of a row is its line number. Blank lines are no rows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
             lengths = np.fromiter(map(len, file), dtype=np.int64)
-        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # offset of each line, and of the file's end
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)])  # byte offset of each line, and of the file's end
 
     def rows(self) -> Iterator[tuple[int, Any]]:
         with self.path.open("rb") as file:
@@ -159,7 +159,7 @@ def _loads(line: bytes) -> Any:
 
 
 class _Parquet:
-    """The columns that are used, in memory in Arrow's form, about the size of the text in them."""
+    """A Parquet file. The columns that are used are kept in memory as Arrow tables, about the size of their text."""
 
     def __init__(self, path: Path, prompt_key: str) -> None:
         if find_spec("pyarrow") is None:

@@ -1,8 +1,8 @@
-"""Prompts, with known answers where rules score the responses to them, from JSONL and Parquet files.
+"""Prompts from JSONL and Parquet files, with known answers if rules score the responses.
 
 A row is `{data_source, prompt, reward_model: {style: "rule", ground_truth}, extra_info}`. `prompt` is a list of
-`{role, content}`, which the tokenizer's chat template puts together, or text, which is tokenised as it is. Rows of
-`question` and `answer`, as GSM8K is published, are read too. `style: "model"` needs no ground truth: only a reward
+`{role, content}`, which the tokenizer's chat template joins, or text, which is tokenised unchanged. Rows with
+`question` and `answer`, as in published GSM8K, are read too. `style: "model"` needs no ground truth: only a reward
 model scores such a row.
 """
 
@@ -26,7 +26,7 @@ from rlinf_lite.data.proto import DataProto
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ROWS_AT_ONCE = 1024  # rows that are tokenised together while lengths are measured
+_ROWS_AT_ONCE = 1024  # rows tokenised together while lengths are measured
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Prompt:
 
     prompt_ids: list[int]
     prompt: str | list[dict[str, str]]
-    """The prompt as it was written: text, or the messages of a chat."""
+    """The prompt as in the file: text, or the messages of a chat."""
     data_source: str
     ground_truth: str | None
     extra_info: dict[str, Any]
@@ -43,17 +43,16 @@ class Prompt:
 
 
 class PromptDataset:
-    """The rows of some files, in order. Files stay on disk; what is kept are the places of the rows.
+    """The rows of some files, in order. Rows stay on disk; only their places are kept in memory.
 
-    Every row is checked when the data set is opened. Prompts of more than `max_prompt_length` tokens are left out and
-    counted in `num_overlong`, or with `filter_overlong=False` are an error. `data_sources` are the names in the rows
-    that have a ground truth, "" where a row names none, sorted, with the file and row where each is first;
-    `num_without_truth` others there are. `digest` is of what rows say, in their order, before a chat template is
-    applied, which may write today's date. Plain text gets the special tokens that the tokenizer puts around text by
-    itself.
+    Every row is checked when the data set is opened. Prompts with more than `max_prompt_length` tokens are left out and
+    counted in `num_overlong`; with `filter_overlong=False` they are an error. `data_sources`: the sources of rows with
+    a ground truth ("" if a row names none), sorted, each with the file and row where it comes first.
+    `num_without_truth`: the number of other rows. `digest`: a hash of the rows' content in order, before the chat
+    template (which may add today's date). Plain text gets the special tokens that the tokenizer adds by default.
 
-    Raises DatasetError, with every bad row by file and number: no prompt, no ground truth, a prompt that is too long;
-    or for files that cannot be read, a tokenizer without a chat template where one is needed, and no rows at all.
+    Raises DatasetError, which lists every bad row by file and number (no prompt, no ground truth, a prompt that is too
+    long), or if a file cannot be read, a needed chat template is missing, or there are no rows at all.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class PromptDataset:
         self.num_overlong = self.num_without_truth = 0
         self.data_sources: dict[str, str] = {}
         self._files = open_prompts([paths] if isinstance(paths, str | Path) else paths, prompt_key)
-        self._places = self._check(filter_overlong)  # [num_rows, 2]; which file, and which row of it
+        self._places = self._check(filter_overlong)  # [num_rows, 2]: number of the file, place in the file
 
     def __len__(self) -> int:
         return len(self._places)
@@ -83,16 +82,16 @@ class PromptDataset:
         return Prompt(ids, prompt, found.data_source, found.ground_truth, found.extra_info, row)
 
     def place(self, row: int) -> str:
-        """The file and the line of a row, as errors say them."""
+        """The file and the line of a row, for error messages."""
         file, place = self._places[row].tolist()
         return f"{self._files[file].path}, row {place + 1}"
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> DataProto:
-        """`collate` of these rows."""
+        """The batch of these rows; see `collate`."""
         return self.collate([self[int(row)] for row in rows])
 
     def collate(self, prompts: Sequence[Prompt]) -> DataProto:
-        """B prompts, padded on the left to the longest, P tokens.
+        """Make a batch of B prompts, padded on the left to the longest, P tokens.
 
         Tensors `prompt_ids` int64 [B, P] and `prompt_mask` bool [B, P], False where padded; arrays `prompt`,
         `data_source`, `ground_truth`, `extra_info` and `row` [B].
@@ -111,7 +110,7 @@ class PromptDataset:
         return DataProto.from_dict({"prompt_ids": ids, "prompt_mask": mask}, columns)
 
     def _check(self, filter_overlong: bool) -> np.ndarray:
-        """Read everything once: the places of the rows to use, int64 [num_rows, 2]."""
+        """Read and check all rows once. Returns the places of the rows to use, int64 [num_rows, 2]."""
         problems: list[str] = []
         places: list[tuple[int, int]] = []
         sources: dict[str, str] = {}
@@ -153,8 +152,8 @@ class PromptDataset:
         return np.array(places, dtype=np.int64)
 
     def _row(self, raw: Any) -> PromptRow:
-        """A row, checked; a chat as the text that the tokenizer's template makes of it: the last message, where it is
-        the assistant's, is the beginning of the answer. Raises BadRowError, and DatasetError without a template."""
+        """Check a raw row, and turn a chat into text by the tokenizer's chat template. A last message of the assistant
+        is the beginning of the answer. Raises BadRowError, and DatasetError if there is no template."""
         row = parse_row(raw, self.prompt_key)
         if row.messages is None:
             return row
@@ -168,12 +167,13 @@ class PromptDataset:
             text = self.tokenizer.apply_chat_template(
                 row.messages, tokenize=False, add_generation_prompt=not is_begun, continue_final_message=is_begun
             )
-        except (TemplateError, ValueError) as error:  # the latter where a template leaves out what is to be continued
+        except (TemplateError, ValueError) as error:  # ValueError: the template drops the message to continue
             raise BadRowError(f"the tokenizer's chat template refuses it: {error}") from error
         return replace(row, text=str(text))
 
     def _tokenise(self, rows: Sequence[PromptRow]) -> list[list[int]]:
-        """Token ids of each row. A chat template writes special tokens out, so the tokenizer adds none to those."""
+        """The token ids of each row. A chat template writes special tokens itself, so the tokenizer adds none to
+        chats."""
         ids: list[list[int]] = [[] for _ in rows]
         for is_chat in (False, True):
             chosen = [i for i, row in enumerate(rows) if (row.messages is not None) == is_chat]
@@ -190,10 +190,10 @@ def _as_written(row: PromptRow) -> str:
 
 
 class ResumableSampler:
-    """Batches of row indices, int64 [batch_size], without end; every row once per pass, in a new order each.
+    """Endless batches of row indices, int64 [batch_size]; every row once per pass, in a new order each time.
 
-    The rows that a pass leaves over come first in a batch with the next pass's, so that every batch is full; no row is
-    in a batch twice. Orders follow from `seed`. Raises ValueError where a batch needs more rows than there are.
+    Rows left over from a pass begin the first batch of the next pass, so that every batch is full; no row is twice in a
+    batch. `seed` determines the orders. Raises ValueError if a batch needs more rows than there are.
     """
 
     def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
@@ -204,7 +204,7 @@ class ResumableSampler:
                 f"{num_rows}, or more data"
             )
         self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
-        self._left = np.empty(0, dtype=np.int64)  # rows of this pass and of the one before that are still to come
+        self._left = np.empty(0, dtype=np.int64)  # remaining rows of this pass and of the one before
         self._pass = self._num_batches = 0
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -212,7 +212,7 @@ class ResumableSampler:
 
     def __next__(self) -> np.ndarray:
         if len(self._left) < self.batch_size:
-            # a new order after the rows left over, those rows as late in it as the batch they share needs
+            # after the rows left over comes a new order, in which those rows come only after the batch that they share
             order = np.random.default_rng([self.seed, self._pass]).permutation(self.num_rows)
             again = np.isin(order, self._left)
             others = np.flatnonzero(~again)[: self.batch_size - len(self._left)]
@@ -223,12 +223,13 @@ class ResumableSampler:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """State from which a sampler with the same arguments continues with exactly the next batch."""
+        """The state, from which a sampler with the same arguments continues with exactly the next batch."""
         arguments = {"num_rows": self.num_rows, "batch_size": self.batch_size, "seed": self.seed}
         return {**arguments, "num_batches": self._num_batches}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Raises ValueError where the state is of other data, another batch size or another seed."""
+        """Continue from a `state_dict`. Raises ValueError if it is of other data, another batch size or another
+        seed."""
         own = self.state_dict()
         different = [name for name in ("num_rows", "batch_size", "seed") if state[name] != own[name]]
         if different:

@@ -1,7 +1,7 @@
-"""`DataProto`: a batch that travels between worker groups, rows of tensors and of Python objects with the same index.
+"""`DataProto`: a batch that is sent between worker groups. Its rows have tensors and Python objects.
 
-Methods return a new DataProto and leave the old one as it is, but for `pop`. What they return may share memory with the
-old one, as in torch: slices are views, gathered rows are copies.
+Methods return a new DataProto and leave the old one unchanged, except `pop`. The new one may share memory with the old
+one, as in torch: slices are views, gathered rows are copies.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf_lite.file_modes import follow_umask
+from rlinf_lite.scheduler.dispatch import split_rows
 from rlinf_lite.scheduler.segments import writable
 from rlinf_lite.scheduler.shared_memory import as_bytes
 
 Index = int | slice | Sequence[int] | np.ndarray | Tensor
 _TENSORS, _REST = "batch.safetensors", "batch.json"
-_HELD = (dict, list, int, float, str)  # by JSON
+_JSON_TYPES = (dict, list, int, float, str)
 
 
 class DataProtoError(ValueError):
-    """Rows that do not fit together, keys that are missing or in conflict, or values that cannot be saved."""
+    """Rows do not fit together, keys are missing or in conflict, or values cannot be saved."""
 
 
 class DataProto:
-    """B rows: `batch`, tensors [B, ...]; `non_tensor_batch`, arrays [B, ...], often of objects such as strings or
-    dicts; `meta_info`, what is true of the whole batch. Raises DataProtoError where columns differ in number of rows.
+    """A batch of B rows. `batch`: tensors [B, ...]; `non_tensor_batch`: arrays [B, ...], often of objects such as
+    strings or dicts; `meta_info`: values that belong to the whole batch. Raises DataProtoError if columns differ in
+    length.
 
-    What arrives in a worker lies in memory that others read too. It is copied when `batch` or `non_tensor_batch` is
-    first looked at, and not at all where a batch is only cut, put together or passed on.
+    A batch that a worker receives may be in memory that others read too. It is copied when `batch` or
+    `non_tensor_batch` is first used, and not if the batch is only split, concatenated or passed on.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class DataProto:
         *,
         borrowed: bool = False,
     ) -> None:
-        """`borrowed`: tensors and arrays lie in memory that must not be written to."""
+        """`borrowed`: tensors and arrays are in memory that must not be written to."""
         self._tensors, self._arrays, self._borrowed = batch or {}, non_tensor_batch or {}, borrowed
         self.meta_info = meta_info or {}
         rows = {name: len(value) for name, value in self._columns()}
@@ -81,7 +83,7 @@ class DataProto:
         non_tensors: Mapping[str, Any] | None = None,
         meta_info: Mapping[str, Any] | None = None,
     ) -> Self:
-        """A DataProto of tensors, and of arrays or lists of any objects."""
+        """A DataProto from tensors, and from arrays or lists of any objects."""
         return cls(
             dict(tensors or {}),
             {name: _as_array(name, value) for name, value in (non_tensors or {}).items()},
@@ -93,11 +95,11 @@ class DataProto:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tensors and arrays."""
+        """The bytes of tensors and arrays."""
         return sum(value.nbytes for _, value in self._columns())
 
     def __getitem__(self, index: Index) -> Self:
-        """Some rows: a slice (views), integers or a mask (copies), or one row, which stays a batch."""
+        """Some rows: by a slice (views), by integers or a mask (copies), or by one integer (a batch of one row)."""
         if not isinstance(index, slice | bool) and np.ndim(index) == 0:
             index = operator.index(index)  # type: ignore[arg-type]  # any integer type
             if not -len(self) <= index < len(self):
@@ -132,7 +134,7 @@ class DataProto:
         non_tensor_batch_keys: Iterable[str] = (),
         meta_info_keys: Iterable[str] = (),
     ) -> Self:
-        """Takes these columns out of this batch and returns them as another."""
+        """Remove these columns from this batch, and return them as another."""
         taken = self.select(batch_keys, non_tensor_batch_keys, meta_info_keys)
         for ours, theirs in zip(self._parts(), taken._parts(), strict=True):
             for key in theirs:
@@ -140,7 +142,7 @@ class DataProto:
         return taken
 
     def rename(self, old_keys: str | Sequence[str], new_keys: str | Sequence[str]) -> Self:
-        """Tensor columns under other names, in the same order."""
+        """The batch with tensor columns under other names, in the same order."""
         old, new = ([keys] if isinstance(keys, str) else list(keys) for keys in (old_keys, new_keys))
         if len(old) != len(new):
             raise DataProtoError(f"{len(old)} old names and {len(new)} new ones")
@@ -153,7 +155,7 @@ class DataProto:
         return self._like(dict(zip(renamed, self._tensors.values(), strict=True)), dict(self._arrays))
 
     def union(self, other: DataProto) -> Self:
-        """All columns of both, of the same rows. Raises DataProtoError where both have one and its values differ."""
+        """The columns of both batches, which have the same rows. Raises DataProtoError if a common column differs."""
         return type(self)(
             _united(self.batch, other.batch),
             _united(self.non_tensor_batch, other.non_tensor_batch),
@@ -163,22 +165,22 @@ class DataProto:
     # rows
 
     def chunk(self, chunks: int) -> list[Self]:
-        """Contiguous parts whose sizes differ by at most 1, the larger ones first; views."""
+        """Contiguous parts whose sizes differ by at most 1, larger ones first; views."""
         if chunks < 1:
             raise DataProtoError(f"{chunks} chunks: at least 1 is needed")
-        return [self[part] for part in split_rows(len(self), chunks)]
+        return [self[part.start : part.stop] for part in split_rows(chunks, len(self))]
 
     def split(self, split_size: int) -> list[Self]:
-        """Contiguous parts of so many rows, the last one what is left; views."""
+        """Contiguous parts of `split_size` rows, the last one with the rest; views."""
         if split_size < 1:
             raise DataProtoError(f"parts of {split_size} rows: at least 1 is needed")
         return [self[start : start + split_size] for start in range(0, len(self), split_size)]
 
     @classmethod
     def concat(cls, data: Sequence[DataProto]) -> Self:
-        """The rows of all, in order; columns must be the same, and `meta_info` must not contradict itself.
+        """The rows of all parts, in order. Columns must be the same, and `meta_info` must not differ.
 
-        `meta_info["metrics"]` becomes the list of what the parts have there, in order, so that none is lost.
+        `meta_info["metrics"]` becomes the list of the parts' metrics, in order, so that none are lost.
         """
         if not data:
             raise DataProtoError("nothing to put together")
@@ -203,7 +205,7 @@ class DataProto:
         )
 
     def repeat(self, repeat_times: int = 2, interleave: bool = True) -> Self:
-        """Every row so many times: one after the other (a a b b), or the batch as a whole (a b a b)."""
+        """Every row `repeat_times` times: row by row (a a b b), or the whole batch again and again (a b a b)."""
         if repeat_times < 1:
             raise DataProtoError(f"{repeat_times} times: at least 1 is needed")
         rows = np.arange(len(self))
@@ -217,7 +219,8 @@ class DataProto:
         return self[order]
 
     def pad_to_divisor(self, size_divisor: int) -> tuple[Self, int]:
-        """The batch with its first rows repeated at its end until `size_divisor` divides it; and the number added."""
+        """Repeat the first rows at the end until `size_divisor` divides the length. Returns the batch and the number of
+        added rows."""
         added = -len(self) % size_divisor
         if not added:
             return self[:], 0
@@ -229,7 +232,7 @@ class DataProto:
             raise DataProtoError(f"{pad_size} rows of padding in a batch of {len(self)}")
         return self[: len(self) - pad_size]
 
-    # places
+    # devices and files
 
     def to(self, device: torch.device | str) -> Self:
         """The batch with its tensors on this device."""
@@ -238,8 +241,8 @@ class DataProto:
 
     def save(self, directory: str | Path) -> None:
         """Write safetensors and JSON into `directory`. Raises DataProtoError for arrays of other types than numbers,
-        strings and objects, and for what JSON cannot hold or would change, as tuples and keys of dicts that are no
-        strings."""
+        strings and objects, and for values that JSON cannot hold or would change, such as tuples and dict keys that are
+        not strings."""
         directory = Path(directory)
         numeric = {key: array for key, array in self.non_tensor_batch.items() if _is_numeric(array.dtype)}
         others = {key: array for key, array in self.non_tensor_batch.items() if key not in numeric}
@@ -265,7 +268,7 @@ class DataProto:
 
     @classmethod
     def load(cls, directory: str | Path) -> Self:
-        """Read what `save` wrote. Raises FileNotFoundError."""
+        """Read a batch that `save` wrote. Raises FileNotFoundError."""
         directory = Path(directory)
         rest = json.loads((directory / _REST).read_text())
         batch, arrays = {}, {}
@@ -281,7 +284,7 @@ class DataProto:
         return cls(batch, arrays, rest["meta_info"])
 
     def __reduce__(self) -> Any:
-        """Tensors travel as arrays of their bytes, which pickle hands on without a copy."""
+        """Pickle tensors as arrays of their bytes, which pickle can pass on without a copy."""
         packed = {}
         for key, tensor in self._tensors.items():
             raw = as_bytes(tensor.detach().cpu().contiguous())
@@ -310,16 +313,9 @@ class DataProto:
         return self
 
 
-def split_rows(num_rows: int, parts: int) -> list[slice]:
-    """Contiguous slices whose sizes differ by at most 1, the larger ones first."""
-    size, larger = divmod(num_rows, parts)
-    stops = np.cumsum([size + (part < larger) for part in range(parts)])
-    return [slice(int(stop - size - (part < larger)), int(stop)) for part, stop in enumerate(stops)]
-
-
 def _joined(parts: list[Tensor]) -> Tensor:
-    """torch.cat; in host memory by numpy, whose large arrays lie in huge pages, and by one thread: several would wait
-    for each other wherever something else computes."""
+    """torch.cat; on the CPU by numpy, which puts large arrays into huge pages and uses one thread: several threads
+    would wait for each other on a busy machine."""
     first = parts[0]
     alike = all(part.dtype == first.dtype and part.shape[1:] == first.shape[1:] for part in parts)
     plain = all(part.device.type == "cpu" and not part.requires_grad and part.is_contiguous() for part in parts)
@@ -378,7 +374,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:
-    """Arrays as they are; a list becomes one of numbers or, one object per row, of objects."""
+    """Arrays stay as they are; a list becomes an array of numbers or of objects, one per row."""
     if isinstance(value, np.ndarray):
         return value
     if not isinstance(value, Sequence) or isinstance(value, str):
@@ -396,12 +392,12 @@ def _objects(rows: Sequence[Any]) -> np.ndarray:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """True where a column can be saved as a tensor."""
+    """Whether a column of this type can be saved as a tensor."""
     return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
 
 
 def _changed_by_json(value: Any, where: str) -> str | None:
-    """A part of the value that JSON would not return unchanged, in words; None: there is none."""
+    """A description of the part of a value that JSON would not return unchanged; None if there is none."""
     kind = type(value)  # a value of a derived class comes back as the base class
     if kind is dict:
         if wrong := [key for key in value if type(key) is not str]:
@@ -412,7 +408,7 @@ def _changed_by_json(value: Any, where: str) -> str | None:
     elif value is None or kind in (bool, int, float, str):
         return None
     else:
-        plain = list if isinstance(value, tuple) else next((x for x in _HELD if isinstance(value, x)), None)
+        plain = list if isinstance(value, tuple) else next((x for x in _JSON_TYPES if isinstance(value, x)), None)
         return f"{where} is a {kind.__name__}" + (f". Save {plain.__name__}(...) of it" if plain else "")
     return next(filter(None, inner), None)
 

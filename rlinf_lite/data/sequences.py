@@ -1,6 +1,6 @@
-"""Prompts with responses as a DataProto, and which rows go through a model together.
+"""Prompts with responses as a DataProto, and the grouping of rows into micro-batches.
 
-Rows have P + R columns: the prompt, padded on the left to P, then the response, padded on the right to R. Tensors
+Rows have P + R positions: the prompt, padded on the left to P, then the response, padded on the right to R. Tensors:
 `input_ids` int64 and `attention_mask` bool [B, P + R], `response_mask` bool [B, R].
 """
 
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.data.proto import DataProto
+from rlinf_lite.scheduler.dispatch import split_rows
 
 
 def join_responses(
     prompts: DataProto, responses: Sequence[Sequence[int]], max_prompt: int, max_response: int
 ) -> dict[str, Tensor]:
-    """The tensors of B prompts (`prompt_ids`, `prompt_mask`) with B responses, P = `max_prompt`, R = `max_response`."""
+    """The tensors of B prompts (`prompt_ids`, `prompt_mask`) and B responses, with P = `max_prompt`, R =
+    `max_response`."""
     num_rows, length = prompts.batch["prompt_ids"].shape
     ids = torch.zeros(num_rows, max_prompt + max_response, dtype=torch.int64)
     mask = torch.zeros_like(ids, dtype=torch.bool)
@@ -36,21 +38,21 @@ def join_responses(
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a batch without the columns that are padding in all of them."""
+    """Some rows of a batch, without the positions that are padding in all of them."""
 
     index: Tensor
-    """int64 [b], into the batch."""
+    """int64 [b]: the indices of the rows in the batch."""
     input_ids: Tensor
     attention_mask: Tensor
     response_length: int
 
     def response(self, column: Tensor) -> Tensor:
-        """Values [B, R] of a column of the batch, at the given rows and their response positions."""
+        """The part of a column [B, R] of the batch that belongs to these rows and their response positions."""
         return column[self.index, : self.response_length].to(self.input_ids.device)
 
 
 def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -> Rows:
-    """Rows `index` [b], at least one, on `device`."""
+    """The rows `index` [b], b >= 1, on `device`."""
     rows = torch.from_numpy(index)
     responses = batch.batch["response_mask"]
     max_response = responses.shape[1]
@@ -64,23 +66,23 @@ def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -
 
 
 def empty_row(batch: DataProto) -> DataProto:
-    """One row with the tensors of `batch`, a prompt of one token without a response: what a rank without rows computes,
-    to no effect."""
+    """One row with the columns of `batch`: a prompt of one token without a response. A rank without rows computes it,
+    with weight 0."""
     row = DataProto({name: x.new_zeros(1, *x.shape[1:]) for name, x in batch.batch.items()}, {}, batch.meta_info)
     row.batch["attention_mask"][:, -row.batch["response_mask"].shape[1] - 1] = True
     return row
 
 
 def sequence_lengths(batch: DataProto) -> np.ndarray:
-    """Tokens of each row, int64 [B]."""
+    """The number of tokens of each row, int64 [B]."""
     lengths: np.ndarray = batch.batch["attention_mask"].sum(1).numpy()
     return lengths
 
 
 def micro_batches(batch: DataProto, max_tokens: int) -> list[np.ndarray]:
-    """Rows in parts of at most `max_tokens` each, padding included; rows of like length come together.
+    """Split rows into parts of at most `max_tokens` tokens, padding included; rows of similar length come together.
 
-    A row that is longer than that is a part of its own.
+    A row that is longer forms a part of its own.
     """
     lengths, responses = sequence_lengths(batch), batch.batch["response_mask"].sum(1).numpy()
     order = np.lexsort((-responses, -lengths))
@@ -97,13 +99,12 @@ def micro_batches(batch: DataProto, max_tokens: int) -> list[np.ndarray]:
 
 
 def balanced_order(lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """An order in which contiguous parts, as `DataProto.chunk` cuts them, have about equal numbers of tokens.
+    """An order of rows in which contiguous parts (as by `DataProto.chunk`) have about equal numbers of tokens.
 
-    The longest rows first, each to the part with the fewest tokens so far that has room. Rows within a part keep their
-    order.
+    Longest rows first, each row goes to the part with the fewest tokens so far that has room. Rows within a part keep
+    their order.
     """
-    size, larger = divmod(len(lengths), num_parts)
-    room = [size + (part < larger) for part in range(num_parts)]
+    room = [len(part) for part in split_rows(num_parts, len(lengths))]
     members: list[list[int]] = [[] for _ in range(num_parts)]
     heap = [(0, part) for part in range(num_parts) if room[part]]
     for row in np.argsort(-lengths, kind="stable").tolist():

@@ -1,4 +1,4 @@
-"""The tokenizer of a reasoning run."""
+"""The tokenizer of a language run."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CHARACTERS = "assets/char_tokenizer"
-"""The tokenizer of models that are built here."""
+"""The tokenizer of models that are built with random weights."""
 
 
 class TokenizerError(ValueError):
-    """A directory that holds no tokenizer, or one that cannot end a response."""
+    """A directory holds no tokenizer, or the tokenizer has no token that ends a response."""
 
 
 def tokenizer_dir(cfg: ReasoningConfig) -> Path:
-    """The tokenizer that the config names, else the model's, else characters."""
+    """The directory of the tokenizer that the config names, else of the model's, else of characters."""
     return policy_directory(cfg.actor.tokenizer.tokenizer_model or start_dir(cfg) or CHARACTERS)
 
 
 def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:
-    """Raises TokenizerError."""
+    """The tokenizer of a run. Raises TokenizerError."""
     directory = tokenizer_dir(cfg)
     tokenizer = read_tokenizer(directory, "Set actor.tokenizer.tokenizer_model")
     if tokenizer.eos_token_id is None:
@@ -34,7 +34,7 @@ def load_tokenizer(cfg: ReasoningConfig) -> PreTrainedTokenizerBase:
 
 
 def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory. Raises TokenizerError, whose text ends in `hint`."""
+    """The tokenizer in a directory. Raises TokenizerError, whose message ends with `hint`."""
     from transformers import AutoTokenizer
 
     try:
@@ -47,8 +47,8 @@ def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[int, ...]:
-    """Tokens that end a response: the tokenizer's, and those that config.json and generation_config.json list, of which
-    chat models have the end of a turn in the latter alone. `model`: transformers'."""
+    """The tokens that end a response: those of the tokenizer, of config.json and of generation_config.json (chat models
+    often list the end of a turn only there). `model`: a model of transformers."""
     found = {int(tokenizer.eos_token_id)}
     for config in (model.config, getattr(model, "generation_config", None)):
         listed = getattr(config, "eos_token_id", None)

@@ -1,4 +1,4 @@
-"""Environments: the chunked protocol, its one implementation over small simulator backends, a registry and checks.
+"""Environments: the chunked protocol, its implementation for any `Simulator`, adapters, a registry and checks.
 
 Importable without torch, ray or any simulator.
 """

@@ -1,4 +1,4 @@
-"""The environment protocol: what workers see of a simulator, in numpy arrays with the batch first.
+"""The environment protocol between workers and simulators: numpy arrays with the batch first.
 
 Images are uint8 [B, H, W, 3], states float32 [B, S], actions float32 [B, C, D] in the environment's own units.
 """
@@ -42,7 +42,7 @@ class EpisodeRecord:
     return_: float
     """Sum of rewards."""
     success_once: bool | None
-    """Success at any step; None where the environment has no notion of success."""
+    """Success at any step; None if the environment does not report success."""
     success_at_end: bool | None
     """Success at the last step."""
     steps_to_success: int | None = None
@@ -60,7 +60,7 @@ class ChunkResult:
     truncated: BoolArray  # [B, C], True at the step that ended an episode by a time limit; never where terminated
     executed: BoolArray  # [B, C], False after the end of an episode and in frozen rows
     final_obs: tuple[IntArray, Obs] | None = None
-    """Rows whose episode ended in this chunk, and their observations at that end."""
+    """Rows whose episode ended in this chunk, and their last observations of it."""
     episodes: list[EpisodeRecord] = field(default_factory=list)
     """The episodes that ended in this chunk, by step and then row."""
 
@@ -69,9 +69,9 @@ class ChunkResult:
 class VecEnv(Protocol):
     """B environments that take whole chunks of actions. `ChunkedEnv` implements it for any `Simulator`.
 
-    Optional: `action_low` and `action_high` (float32 [D]; -1 and 1 where absent), `state_names` and `action_names` (a
-    text per dimension, by which columns of datasets are matched; None: no names), `state_dict()` and
-    `load_state_dict(rows)` for exact resume, `close()`.
+    Optional: `action_low` and `action_high` (float32 [D]; default: -1 and 1), `state_names` and `action_names` (a text
+    per dimension, to match columns of datasets; None: no names), `state_dict()` and `load_state_dict(rows)` for exact
+    resume, `close()`.
     """
 
     num_envs: int
@@ -79,14 +79,14 @@ class VecEnv(Protocol):
     max_episode_steps: int
 
     def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
-        """Starts new episodes in rows `env_ids` (default: all), from `seeds` (default: the rows' next ones).
+        """Start new episodes in rows `env_ids` (default: all), from `seeds` (default: the rows' next ones).
 
         Returns the observations of all B rows.
         """
         ...
 
     def chunk_step(self, actions: FloatArray) -> ChunkResult:
-        """Executes actions [B, C, D], already un-normalised."""
+        """Execute actions [B, C, D], in the environment's own units."""
         ...
 
 
@@ -95,9 +95,9 @@ class Demonstrator(Protocol):
     """Optional part of a VecEnv or Simulator: a scripted expert, for demonstrations."""
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The expert's next actions [B, n, D] from the present state, open loop; nothing is stepped.
+        """The expert's next actions [B, n, D] from the present state, to execute in a row; nothing is stepped.
 
-        n is `num_actions`, or less where the expert wants to look again before that. Zeros in rows whose episode has
+        n is `num_actions`, or less if the expert needs a new observation before that. Zeros in rows whose episode has
         ended. Raises EnvContractError where there is no expert.
         """
         ...
@@ -105,7 +105,7 @@ class Demonstrator(Protocol):
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Sizes that a policy is built from."""
+    """Sizes, bounds and names of an environment, from which a policy is built."""
 
     action_dim: int
     state_dim: int | None
@@ -121,8 +121,8 @@ class EnvSpec:
 
 
 def get_env_spec(env: VecEnv, obs: Obs) -> EnvSpec:
-    """Reads the sizes off an environment and one of its observations. Raises EnvContractError for names of dimensions
-    that are not one text each."""
+    """The EnvSpec of an environment, from its attributes and one of its observations. Raises EnvContractError where
+    names of dimensions are not one text each."""
     low, high = action_bounds(env)
     state_dim = obs["state"].shape[1] if "state" in obs else None
     return EnvSpec(
@@ -150,14 +150,14 @@ def _names(env: VecEnv, attribute: str, num_dims: int | None) -> list[str] | Non
 
 
 def action_bounds(env: VecEnv) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`action_low` and `action_high` [D]; -1 and 1 where the environment has none."""
+    """The action bounds [D] of an environment; -1 and 1 if it has none."""
     given = [(getattr(env, "action_low", None), -1.0), (getattr(env, "action_high", None), 1.0)]
     low, high = (np.full(env.action_dim, one) if bound is None else np.asarray(bound, float) for bound, one in given)
     return low, high
 
 
 def put_rows(obs: Obs, rows: Any, part: Obs) -> None:
-    """Writes `part` (one entry per row of `rows`) into `obs`, in place."""
+    """Write `part` (one entry per row of `rows`) into `obs`, in place."""
     for name, image in part.get("images", {}).items():
         obs["images"][name][rows] = image
     if "state" in part:
@@ -167,8 +167,8 @@ def put_rows(obs: Obs, rows: Any, part: Obs) -> None:
 
 
 def first_non_finite(array: NDArray[Any]) -> tuple[int, ...] | None:
-    """Index of the first entry that is NaN or infinite; None where there is none."""
-    if math.isfinite(np.vdot(array, array)):  # half the time of np.isfinite; overflows only where an entry is huge
+    """Index of the first entry that is NaN or infinite; None if there is none."""
+    if math.isfinite(np.vdot(array, array)):  # half the time of np.isfinite; overflows only if an entry is huge
         return None
     found = np.argwhere(~np.isfinite(array))
     return tuple(found[0].tolist()) if len(found) else None

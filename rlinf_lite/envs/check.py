@@ -1,4 +1,4 @@
-"""`check_env`: tests whether an environment keeps the protocol; its sentences name each problem and its remedy."""
+"""`check_env`: a test of whether an environment keeps the protocol. Its sentences name each problem and the remedy."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rlinf_lite.envs.errors import (
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
-_MAX_STEPS = 2000  # limit of the search for an episode's end
+_MAX_STEPS = 2000  # env steps that are played to reach an episode's end
 
 
 def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int = 2, quick: bool = False) -> list[str]:
     """Problems of an environment, one sentence each; an empty list means that there are none.
 
-    Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, called for `num_envs` rows and `cfg`.
-    The quick check takes a few steps and looks at shapes, types, bounds and seeding; the full one also at whether
-    seeds make a difference, at actions beyond the bounds, at rows that are reset alone, and at how episodes end. Both
-    leave the environment to be reset. Where there is no time limit, all but the end of episodes is looked at, and a
+    Takes a VecEnv, a Simulator, a gymnasium environment, or a card or `make_env`, which is called with `num_envs` and
+    `cfg`. The quick check takes a few steps and tests shapes, types, bounds and seeding. The full one also tests
+    whether seeds make a difference, actions beyond the bounds, resets of single rows, and the ends of episodes. After
+    both, the environment must be reset before use. Without a time limit the ends of episodes are not tested, and a
     sentence says so.
     """
     problems, skipped = Sentences(), list[str]()
@@ -84,11 +84,11 @@ def check_env(env_or_factory: Any, cfg: EnvConfig | None = None, num_envs: int =
 
 
 class Sentences(list[str]):
-    """Problems, one sentence each."""
+    """A list of problems, one sentence each."""
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """A context: an error raised inside becomes a sentence that names `what` was tried."""
+        """A context in which a raised error becomes a sentence; `what` names the attempt."""
         try:
             yield
         except EnvContractError as error:
@@ -100,14 +100,14 @@ class Sentences(list[str]):
 
 
 def kind_of(value: Any) -> str:
-    """An array's or tensor's type and shape, or the class of anything else."""
+    """Text with an array's or tensor's type and shape, or with the class of any other value."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 def ensure_valid_env(env: Any, what: str = "the environment", quick: bool = True) -> None:
-    """Raises EnvContractError with `check_env`'s sentences, if there are any."""
+    """Raise EnvContractError with `check_env`'s sentences, if there are any."""
     problems = check_env(env, quick=quick)
     if problems:
         raise EnvContractError(problems, what)
@@ -162,7 +162,7 @@ def chunk_problems(result: Any, env: VecEnv, num_steps: int) -> list[str]:
 
 
 def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
-    """Arrays [B, C] of a chunk's result that have a wrong type or shape, one sentence each."""
+    """Sentences on the arrays [B, C] of a chunk's result that have a wrong type or shape."""
     types = {"rewards": "float32", "terminated": "bool", "truncated": "bool", "executed": "bool"}
     return [
         f"{name} from chunk_step is {kind_of(array)}; return {dtype} of shape {shape} (B, C)."
@@ -172,7 +172,7 @@ def array_problems(result: ChunkResult, shape: tuple[int, int]) -> list[str]:
 
 
 def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None:
-    """Raises NonFiniteError where what a VecEnv returned is NaN or infinite. (`ChunkedEnv` does so itself.)"""
+    """Raise NonFiniteError where a reward or state from a VecEnv is NaN or infinite. (`ChunkedEnv` does so itself.)"""
     shown = [] if result is None or result.final_obs is None else [(f"in final_obs {when}", *result.final_obs)]
     bad = None if result is None else first_non_finite(result.rewards)
     if result is not None and bad is not None:
@@ -186,7 +186,7 @@ def check_finite(when: str, obs: Obs, result: ChunkResult | None = None) -> None
 
 
 def check_episodes(when: str, result: ChunkResult, num_envs: int) -> None:
-    """Raises EpisodeContractError where a record of an ended episode has an impossible value."""
+    """Raise EpisodeContractError where a record of an ended episode has an impossible value."""
     for record in result.episodes:
         row, length, first = record.env_id, record.length, record.steps_to_success
         once, at_end = record.success_once, record.success_at_end
@@ -225,7 +225,7 @@ def _is_truth(value: Any) -> bool:
 
 
 def check_ends(when: str, result: ChunkResult) -> None:
-    """Raises EpisodeContractError where `final_obs` of what a VecEnv returned is not of the rows that ended."""
+    """Raise EpisodeContractError where `final_obs` of a VecEnv's result does not hold exactly the rows that ended."""
     ended = np.flatnonzero((result.terminated | result.truncated).any(axis=1))
     held = ended[:0] if result.final_obs is None else np.asarray(result.final_obs[0])
     wrong = np.setxor1d(ended, held)
@@ -274,16 +274,17 @@ def _check_seeding(problems: Sentences, env: VecEnv, seeds: Sequence[int], middl
 
 
 def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], middle: Any) -> None:
-    """Plays the same steps twice, with a reset of row 0 between them the second time: the others go on as before."""
+    """Check that a reset of row 0 leaves the others alone: play the same steps twice, the second time with the
+    reset."""
     env.reset(seeds=seeds)
     played = [_step(env, middle) for _ in range(2)]
     env.reset(seeds=seeds)
     _step(env, middle)
     env.reset(seeds=[seeds[0]], env_ids=[0])
     again = _step(env, middle)
-    alone, beside = ({**_leaves(one.obs), "rewards": one.rewards} for one in (played[1], again))
-    # a simulation on a GPU may round otherwise
-    if any(not np.allclose(array[1:], beside[name][1:], rtol=1e-3, atol=1e-4) for name, array in alone.items()):
+    without, with_reset = ({**_leaves(one.obs), "rewards": one.rewards} for one in (played[1], again))
+    # not exact, because a simulation on a GPU may round differently
+    if any(not np.allclose(array[1:], with_reset[name][1:], rtol=1e-3, atol=1e-4) for name, array in without.items()):
         problems.append(
             "resetting row 0 changed what the other rows did next; a reset of some rows must leave the others alone, "
             "their random generators too (of a gymnasium VectorEnv: seeds of the others are None, and reset_mask says "
@@ -292,15 +293,15 @@ def _check_neighbours(problems: Sentences, env: VecEnv, seeds: Sequence[int], mi
 
 
 def _check_ending(problems: Sentences, env: VecEnv, middle: Any) -> None:
-    """Plays until an episode ends, and checks the reports at its end and after it."""
+    """Play until an episode ends, and check the results at its end and after it."""
     limit = min(env.max_episode_steps, _MAX_STEPS)
     silent, reported = False, False  # whether some steps report no success value, and some do
     with problems.of("chunk_step"):
         for _ in range(limit):
             result = _step(env, middle)
             if isinstance(env, ChunkedEnv):
-                said = env.last_success[result.executed[:, 0]]
-                silent, reported = silent or bool((said < 0).any()), reported or bool((said >= 0).any())
+                success = env.last_success[result.executed[:, 0]]
+                silent, reported = silent or bool((success < 0).any()), reported or bool((success >= 0).any())
             ended = np.flatnonzero((result.terminated | result.truncated).any(axis=1))
             if ended.size:
                 break

@@ -1,4 +1,4 @@
-"""`ChunkedEnv`: episodes, time limits, auto-reset, seeds and resume, once for every simulator."""
+"""`ChunkedEnv`: episodes, time limits, auto-reset, seeds and resume, for all simulators."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class ChunkedEnv:
-    """Implements `VecEnv` over a `Simulator`.
+    """A `VecEnv` made of a `Simulator`.
 
-    What ends an episode, and what happens then:
+    Ends of episodes:
 
     | auto_reset | ignore_terminations | an episode ends at        | flag at that step       | the row's next chunk |
     |------------|---------------------|---------------------------|-------------------------|----------------------|
@@ -48,11 +48,11 @@ class ChunkedEnv:
     | false      | false               | termination or time limit | terminated or truncated | frozen until `reset` |
     | false      | true                | time limit                | truncated               | frozen until `reset` |
 
-    Termination at the very step of the time limit counts as terminated. The steps after the one that ends an episode,
-    up to the end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed`
-    False. `final_obs` holds, in all four cases, the observation at the end of every episode that ended in the chunk.
-    A row is reset at the end of the chunk; a frozen row keeps its last observation. With `ignore_terminations=None` the
-    simulator decides: they are ignored where it `reports_success`.
+    A termination at the step of the time limit counts as terminated. The steps after the end of an episode, up to the
+    end of the chunk, and all steps of frozen rows are not executed: reward 0, both flags False, `executed` False. In
+    all four cases `final_obs` holds the last observations of the episodes that ended in the chunk. A row is reset at
+    the end of the chunk; a frozen row keeps its last observation. With `ignore_terminations=None`, terminations are
+    ignored if the simulator `reports_success`.
 
     A step that does not report success counts as one without success if another step of its episode reports it, and in
     every episode that ends after an episode with a report.
@@ -100,20 +100,20 @@ class ChunkedEnv:
         self._steps_to_success = np.zeros(batch, np.int64)  # 0: none yet
         self._history = np.zeros((batch, self.max_episode_steps, self.action_dim), np.float32)
         self._out = StepOutputs.empty(batch)
-        self._reports_success = False  # some episode has
+        self._reports_success = False  # whether some episode has reported success or failure
 
     @property
     def state_names(self) -> Sequence[str] | None:
-        """Names of the state's dimensions, where the simulator has names."""
+        """Names of the state's dimensions; None if the simulator has none."""
         return getattr(self.simulator, "state_names", None)
 
     @property
     def action_names(self) -> Sequence[str] | None:
-        """Names of the action's dimensions, where the simulator has names."""
+        """Names of the action's dimensions; None if the simulator has none."""
         return getattr(self.simulator, "action_names", None)
 
     def reset(self, seeds: Sequence[int] | None = None, env_ids: Sequence[int] | None = None) -> Obs:
-        """Starts new episodes in rows `env_ids` (default: all); see `VecEnv.reset`."""
+        """Start new episodes in rows `env_ids` (default: all); see `VecEnv.reset`."""
         rows = self._all_rows if env_ids is None else np.asarray(env_ids, np.int64)
         if seeds is not None:
             if len(seeds) != len(rows):
@@ -127,10 +127,10 @@ class ChunkedEnv:
         return self._pending()
 
     def chunk_step(self, actions: FloatArray) -> ChunkResult:
-        """Executes actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`.
+        """Execute actions [B, C, D], clipped to the action bounds; see `VecEnv.chunk_step`.
 
         Raises NonFiniteError for a reward, an observation or an action that is NaN or infinite, and SimulatorError for
-        anything else that the simulator raised; both say in which row, at which step of which episode.
+        errors of the simulator's own code; both name the row, the step and the episode.
         """
         if self._obs is None:
             raise RuntimeError("chunk_step before the first reset")
@@ -165,7 +165,7 @@ class ChunkedEnv:
                 self._ended[ended[-1]] = True
                 rows = rows[~ends]
         bad = first_non_finite(result.rewards)
-        if bad is not None:  # before rows that ended begin again
+        if bad is not None:  # checked before rows that ended are reset
             row, column = bad
             step = int(self._length[row] - result.executed[row].sum()) + column + 1
             self._not_finite(row, step, f"the reward is {result.rewards[bad]}: {WHY_NOT_FINITE}")
@@ -187,10 +187,10 @@ class ChunkedEnv:
         return actions
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """One dict per row: numbers, and the actions of the current episode as float32 [L, D].
+        """The state of each row: a dict of numbers and the actions of the current episode, float32 [L, D].
 
-        Loading replays those actions, so the state is exact for simulators that repeat themselves, with any
-        internals. Rows stand alone: they may be loaded into any row of any environment of the same task and settings.
+        Loading replays these actions, so that it is exact for every simulator that is deterministic. A row may be
+        loaded into any row of any environment with the same task and settings.
         """
         return [
             {
@@ -205,9 +205,9 @@ class ChunkedEnv:
         ]
 
     def load_state_dict(self, rows: Sequence[dict[str, Any]]) -> Obs:
-        """Replays every row to where it was and returns the pending observation, as it was.
+        """Replay the saved actions of every row and return the pending observation, as it was when they were saved.
 
-        Replays are aligned at their ends, so that one batched simulation, which steps all rows at once, can replay too.
+        All replays end at the same step, because a batched simulation steps all rows at once.
         """
         if len(rows) != self.num_envs:
             raise ValueError(f"{len(rows)} saved rows for an environment of {self.num_envs}")
@@ -219,7 +219,7 @@ class ChunkedEnv:
         padded = np.zeros((self.num_envs, longest, self.action_dim), np.float32)
         for row, part in enumerate(actions):
             padded[row, longest - len(part) :] = part
-        if self._obs is None:  # a batched simulator's first reset is of all rows
+        if self._obs is None:  # a batched simulator needs all rows in its first reset
             self._call(self._all_rows, self.simulator.reset, self._all_rows, list(self._first_seeds))
         for step in range(longest + 1):
             starting = np.flatnonzero(longest - lengths == step)
@@ -266,7 +266,7 @@ class ChunkedEnv:
         return clipped
 
     def _begin(self, rows: IntArray) -> None:
-        """Starts the next episode of `rows`."""
+        """Start the next episode of `rows`."""
         report_progress()
         for row in rows.tolist():
             self._episode_index[row] += 1
@@ -282,7 +282,7 @@ class ChunkedEnv:
         self._steps_to_success[rows] = 0
 
     def _simulate(self, rows: IntArray, actions: FloatArray) -> None:
-        """One env step of `rows`; results in `self._out`."""
+        """Take one env step of `rows`; the results are in `self._out`."""
         out = self._out
         self._call(rows, self.simulator.step, rows, actions, out)
         self._history[rows, self._length[rows]] = actions[rows]
@@ -290,10 +290,10 @@ class ChunkedEnv:
         report_progress()
         self._return[rows] += out.reward[rows]
         success = out.success[rows]
-        odd = np.flatnonzero((success != 0) & (np.abs(success) != 1))  # NaN, too
-        if odd.size:
-            row = int(rows[odd[0]])
-            text = f"success is {success[odd[0]]:g}; a simulator reports 1, 0, or -1 where it has no notion of success."
+        wrong = np.flatnonzero((success != 0) & (np.abs(success) != 1))  # NaN, too
+        if wrong.size:
+            row = int(rows[wrong[0]])
+            text = f"success is {success[wrong[0]]:g}; a simulator reports 1, 0, or -1 where it does not know."
             raise EpisodeContractError(text, [row], int(self._length[row]), self._seeds[row])
         first = rows[(success == 1) & (self._success_once[rows] < 1)]
         self._steps_to_success[first] = self._length[first]
@@ -349,7 +349,7 @@ class ChunkedEnv:
         raise NonFiniteError(what, [row], step, self._seeds[row])
 
     def _observe(self, rows: IntArray) -> None:
-        """Makes the present observations of `rows` their pending ones."""
+        """Store the present observations of `rows` as their pending ones."""
         part: Obs = self._call(rows, self.simulator.observe, rows)
         state, bad = part.get("state"), None
         if state is not None and state.dtype.kind == "f" and state.ndim == 2:  # check_env reports other mistakes

@@ -1,4 +1,4 @@
-"""Errors of environments, one exception per kind of mistake."""
+"""Errors of environments: one exception for each kind of mistake."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ WHY_NOT_FINITE = "look for a division by zero or a diverged simulation; no polic
 
 
 class EnvError(Exception):
-    """Base of every error that environments raise on purpose. All of them travel between processes."""
+    """Base of all errors that environments raise on purpose. All of them can be pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # not by __init__, which takes other arguments
+        # not with __init__, which takes other arguments than `args`
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class EnvContractError(EnvError, ValueError):
-    """An environment breaks the protocol; `problems` holds one sentence per violation, each with the remedy."""
+    """An environment breaks the protocol. `problems` holds a sentence for each violation, with the remedy."""
 
     def __init__(self, problems: str | Sequence[str], what: str = "the environment") -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -29,17 +29,17 @@ class EnvContractError(EnvError, ValueError):
 
 
 class NoTimeLimitError(EnvContractError):
-    """Neither the environment nor the config says when an episode ends at the latest."""
+    """Neither the environment nor the config has a time limit for episodes."""
 
 
 class EpisodeError(EnvError, RuntimeError):
-    """Something went wrong in a row's episode, or somewhere in a batch of rows; the message begins by saying where."""
+    """An error in a row's episode, or in one of a batch of rows. The message begins with the place."""
 
     env_ids: Sequence[int] = ()
-    """Numbers of `rows` in the whole run, where an env worker has set them."""
+    """Numbers of `rows` in the whole run, if an env worker has set them."""
 
     def __init__(self, what: str, rows: Sequence[int], step: int | None = None, seed: int | None = None) -> None:
-        """`step`: env steps into the episode, 0 at its start; None, like `seed`, where it is not known."""
+        """`step`: number of env steps into the episode, 0 at its start. `step` and `seed` are None if not known."""
         self.what, self.rows, self.step, self.seed = what, list(rows), step, seed
         super().__init__(what)
 
@@ -55,7 +55,7 @@ class EpisodeError(EnvError, RuntimeError):
         return f"{where}: {self.what}"
 
     def number(self, env_ids: Sequence[int]) -> None:
-        """Say which environment every row is."""
+        """Set the numbers of the rows in the whole run; `env_ids` are those of all rows."""
         self.env_ids = [int(env_ids[row]) for row in self.rows]
 
 
@@ -68,7 +68,7 @@ class NonFiniteError(EpisodeError, ValueError):
 
 
 class SimulatorError(EpisodeError):
-    """A simulator raised; `__cause__` is what it raised, where that was raised."""
+    """A simulator raised an error, which is the `__cause__`."""
 
     def __init__(
         self, method: str, error: BaseException, rows: Sequence[int], step: int | None = None, seed: int | None = None
@@ -78,7 +78,7 @@ class SimulatorError(EpisodeError):
 
 
 class RowError(Exception):
-    """Raised by a simulator `from` the exception of one of the rows that it steps in turn, to say which row it was."""
+    """Raised by a simulator that steps its rows in turn, `from` the exception of one row, to name that row."""
 
     def __init__(self, row: int) -> None:
         self.row = row
@@ -94,20 +94,20 @@ class MissingExtraError(EnvError, ImportError):
 
 
 class MissingAssetsError(EnvError, FileNotFoundError):
-    """Files that a simulator needs, and that no package brings, are not there."""
+    """Files that a simulator needs, and that are in no package, are missing."""
 
     def __init__(self, text: str, key: str) -> None:
-        """`key`: the config key that the message begins with."""
+        """`key`: the config key with which the message begins."""
         super().__init__(f"{key}: {text}")
         self.text, self.key = text, key
 
 
 class RenderUnavailableError(EnvError, RuntimeError):
-    """Images were asked for where nothing can render them."""
+    """Images are wanted, but no device can render them."""
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:
-    """`row 3`, `rows 0 to 15`, `rows 0, 3, 4`."""
+    """Numbers with their noun: `row 3`, `rows 0 to 15`, `rows 0, 3, 4`."""
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     if len(numbers) > 2 and list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):

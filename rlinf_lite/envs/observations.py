@@ -1,4 +1,5 @@
-"""Rows of observation dictionaries ({"images": {camera: [B,H,W,3]}, "state": [B,S], "instruction": [B strings]})."""
+"""Functions on the rows of observations, dicts {"images": {camera: [B,H,W,3]}, "state": [B,S], "instruction": [B
+strings]}."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _KNOWN = ("images", "state", "instruction", "noise_key")
-_MAX_SIDE = 8192  # pixels: scaling takes memory by the side, however few bytes the picture has
+_MAX_SIDE = 8192  # pixels; scaling needs memory in proportion to a side, also for a picture with few bytes
 
 
 class ObservationError(ValueError):
@@ -18,7 +19,7 @@ class ObservationError(ValueError):
 
 
 def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) -> Any:
-    """The given rows of every entry; arrays of a slice are views."""
+    """The given rows of every entry. For a slice, arrays are views."""
     taken = dict[str, Any]()
     for name, value in obs.items():
         if isinstance(value, Mapping):
@@ -31,7 +32,7 @@ def take_rows(obs: Mapping[str, Any], rows: slice | np.ndarray | Sequence[int]) 
 
 
 def concat_rows(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Rows of all parts, in order. Every part has the same entries."""
+    """The rows of all parts, in order. All parts must have the same entries."""
     joined = dict[str, Any]()
     for name, first in parts[0].items():
         values = [part[name] for part in parts]
@@ -49,12 +50,12 @@ def num_rows(obs: Mapping[str, Any]) -> int:
 
 
 def as_batch(obs: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The observation with a batch dimension, and whether it had none. Arrays are contiguous, as torch takes them:
+    """The observation with a batch dimension, and whether it had none. Arrays become contiguous, as torch needs them;
     flipped ones are copied.
 
-    Raises ObservationError for entries that there are none of, images that are no uint8 [H, W, 3] with sides of 1 to
-    8192, states that are no numbers, instructions that are no texts, noise keys that are no uint64, and rows that do
-    not agree.
+    Raises ObservationError for unknown entries, images that are not uint8 [H, W, 3] with sides of 1 to 8192, states
+    that are not finite numbers, instructions that are not texts, noise keys that are not uint64, and entries with
+    different numbers of rows.
     """
     if not isinstance(obs, Mapping):
         kind = type(obs).__name__
@@ -106,7 +107,7 @@ def _state(given: Any) -> NDArray[np.float32]:
 
 
 def _assembled(obs: Mapping[str, Any], rows: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """An observation of `rows` (arrays by name), with the instruction and noise key of each row."""
+    """An observation made of `rows` (arrays by name), with the instruction and noise key of each row."""
     counts = {name: len(array) for name, array in rows.items()}
     batch = dict[str, Any]()
     if obs.get("images"):

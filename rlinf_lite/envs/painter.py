@@ -1,4 +1,4 @@
-"""Pictures of MuJoCo models without a window: exactly as mujoco draws them, or fast."""
+"""Pictures of MuJoCo models without a window: exactly as mujoco draws them, or faster with less detail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IMPORTED_BEFORE = (
 
 
 class Painter:
-    """Draws all environments of one task. A process may hold many painters; each is used by one thread."""
+    """Draws pictures of all environments of one task. A process may have several; each is used by one thread."""
 
     def __init__(
         self,
@@ -45,8 +45,9 @@ class Painter:
         instead: str = "",
         hidden_groups: Sequence[int] = (),
     ) -> None:
-        """`model` is the MuJoCo model of one of the environments; its rendering quality is changed. `key` is the option
-        that asks for pictures, `instead` says what to do without them, geoms of `hidden_groups` are not drawn.
+        """`model` is the MuJoCo model of one of the environments; its rendering quality is changed. `key` (the option
+        that asks for pictures) and `instead` (advice for running without) are for messages. Geoms of `hidden_groups`
+        are not drawn.
 
         Raises RenderUnavailableError.
         """
@@ -80,7 +81,8 @@ class Painter:
             self._visible.geomgroup[group] = 0
 
     def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
-        """What a camera sees now, [H, W, 3], the highest row first. `data` is of one of the environments."""
+        """Picture of a camera now, [H, W, 3], the highest row first. `data` is the MjData of one of the
+        environments."""
         self._renderer.update_scene(data, camera, self._visible)
         image: NDArray[np.uint8] = self._renderer.render()
         return image
@@ -92,8 +94,8 @@ class Painter:
 
 @contextmanager
 def _egl_device() -> Iterator[None]:
-    """Within, MUJOCO_EGL_DEVICE_ID names the device to draw on: the user's choice, else the first GPU of this worker's
-    slot, else the first device that can draw. EGL lists all devices of a machine, whatever CUDA_VISIBLE_DEVICES says.
+    """A context in which MUJOCO_EGL_DEVICE_ID names the device to draw on: the user's choice, else the first GPU of
+    this worker's slot, else the first device that can draw. (EGL ignores CUDA_VISIBLE_DEVICES and lists all devices.)
     """
     from mujoco import egl
 
@@ -104,7 +106,7 @@ def _egl_device() -> Iterator[None]:
     try:
         for device in [chosen] if chosen is not None else _own_gpu_first(egl.EGL.eglQueryDevicesEXT()):
             os.environ[_DEVICE_ID] = device
-            # ask before mujoco makes a context: one that is half made complains at length when it is deleted
+            # tested before mujoco makes a context: an incomplete one prints long errors when it is deleted
             if egl.create_initialized_egl_device_display() != egl.EGL.EGL_NO_DISPLAY:
                 break
         else:
@@ -125,8 +127,9 @@ def _own_gpu_first(devices: Sequence[Any]) -> list[str]:
 def _own_gpu(devices: Sequence[Any]) -> int | None:
     """Index of the EGL device that is the first GPU of CUDA_VISIBLE_DEVICES; None: no GPU is named, or it is not here.
 
-    The driver gives each visible device its place in CUDA_VISIBLE_DEVICES, by whatever name. A driver that does not is
-    taken to list GPUs as `nvidia-smi` does. Raises RenderUnavailableError for a name that neither knows.
+    The driver reports the place of each visible device in CUDA_VISIBLE_DEVICES, for all kinds of names. If it does not,
+    EGL is assumed to list GPUs in the order of `nvidia-smi`. Raises RenderUnavailableError for a name that neither
+    knows.
     """
     names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     gpus = [i for i, device in enumerate(devices) if _is_nvidia(device)]
@@ -134,7 +137,7 @@ def _own_gpu(devices: Sequence[Any]) -> int | None:
         return None
     places = {i: place for i in gpus if (place := _cuda_place(devices[i])) is not None}
     firsts = [i for i, place in places.items() if place == 0]
-    if len(firsts) == 1 and len(places) <= len(names):  # older drivers number what is not visible, too
+    if len(firsts) == 1 and len(places) <= len(names):  # older drivers also number devices that are not visible
         return firsts[0]
     if len(gpus) == 1 and not names[0].isdecimal():
         return gpus[0]
@@ -148,7 +151,7 @@ def _own_gpu(devices: Sequence[Any]) -> int | None:
 
 
 def _cuda_place(device: Any) -> int | None:
-    """A device's number among those that are visible to CUDA; None where the driver does not say."""
+    """A device's number among those that are visible to CUDA; None if the driver does not report it."""
     from OpenGL import EGL
 
     if not (address := EGL.eglGetProcAddress("eglQueryDeviceAttribEXT")):
@@ -164,7 +167,7 @@ def _number_of(name: str) -> int | None:
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "-L"]
         lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
-        for line in lines:  # GPU 0: NVIDIA A100 (UUID: GPU-5d5ba0d6-...), and under it those of its MIG instances
+        for line in lines:  # GPU 0: NVIDIA A100 (UUID: GPU-5d5ba0d6-...), then a line for each of its MIG instances
             if gpu := re.match(r"GPU (\d+):", line):
                 number = int(gpu[1])
             if (uuid := re.search(r"\(UUID: ([^)\s]+)\)", line)) and uuid[1].startswith(name):

@@ -25,17 +25,17 @@ M = TypeVar("M", bound="MakeEnv | type[EnvCard]")
 
 
 def register_env(name: str) -> Callable[[M], M]:
-    """Registers a card or a make_env under a name for `env.id`. Its module has to be imported wherever the name is
-    used."""
+    """Decorator that registers a card or a make_env under a name for `env.id`. Its module has to be imported in every
+    process that uses the name."""
     return ENVIRONMENTS.register(name)
 
 
 def make_env(cfg: EnvConfig | Config, split: Split, num_envs: int) -> VecEnv:
-    """Builds `num_envs` environments of `cfg.id` under the rules of `cfg.train` or `cfg.eval`. `cfg` is a config's
-    section `env`, or the config.
+    """Build `num_envs` environments of `cfg.id` with the settings of `cfg.train` or `cfg.eval`. `cfg` is a config, or
+    its section `env`.
 
-    Raises ValueError for another split or fewer than one, UnknownEnvError, MissingExtraError, RenderUnavailableError,
-    or EnvContractError where what make_env returned cannot be used.
+    Raises ValueError for another split or less than one environment, UnknownEnvError, MissingExtraError,
+    RenderUnavailableError, or EnvContractError where the object that make_env returned cannot be used.
     """
     if split not in get_args(Split):
         raise ValueError(f"make_env: there is no split {split!r}. Give 'train' or 'eval'")
@@ -72,7 +72,7 @@ def build_vec_env(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int, ev
 def _signature_problem(make_env: Any) -> str | None:
     try:
         signature = inspect.signature(make_env)
-    except (TypeError, ValueError):  # one that Python cannot look into
+    except (TypeError, ValueError):  # Python knows no signature
         return None
     if isinstance(make_env, type) and "cfg" not in signature.parameters:
         import gymnasium

@@ -1,4 +1,4 @@
-"""Seeds as pure functions, so that initial states depend neither on placement nor on history."""
+"""Seeds of episodes as pure functions, so that initial states depend neither on placement nor on history."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def _mix(value: int) -> int:
 
 
 def env_seed(seed: int, env_id: int) -> int:
-    """First seed of the environment with this global id: in [0, 2**31), which every simulator's generator takes."""
+    """First seed of the environment with this global id, in [0, 2**31), a range that all simulators accept."""
     return _mix(_mix(seed & _MASK) ^ (env_id & _MASK)) >> 33
 
 
 def episode_seed(first_seed: int, episode_index: int) -> int:
-    """Seed of the k-th episode of a row; the 0-th has the first seed itself."""
+    """Seed of the k-th episode of a row; episode 0 has the first seed itself."""
     if episode_index == 0:
         return first_seed
     return _mix(_mix(first_seed & _MASK) + episode_index) >> 33
 
 
 def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
-    """The `env_seed` of an evaluation's or demonstration's episode, moved by less than `num_tasks` so that episodes go
-    through the tasks in turn (see `EnvCard.num_tasks`)."""
+    """Seed of an episode of an evaluation or of demonstrations: its `env_seed`, changed by less than `num_tasks` so
+    that consecutive episodes play the tasks in turn (see `EnvCard.num_tasks`)."""
     first = env_seed(seed, episode)
     first -= first % num_tasks
     if first + num_tasks > 1 << 31:
@@ -47,7 +47,7 @@ def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
 
 
 def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
-    """`count` numbers in [0, 1) per seed [B, count]: splitmix64's sequence, for all seeds at once."""
+    """`count` uniform numbers in [0, 1) for each seed, [B, count]: splitmix64's sequences of all seeds at once."""
     first = np.array([_mix(seed & _MASK) for seed in seeds], np.uint64)
     value = finalised(first[:, None] + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(GOLDEN))
     uniforms: NDArray[np.float64] = (value >> np.uint64(11)) * 2.0**-53

@@ -1,4 +1,4 @@
-"""The small backend protocol under `ChunkedEnv`: all that an adapter has to provide."""
+"""The protocol `Simulator`: all that an adapter has to provide for `ChunkedEnv`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray, Obs
 
 @dataclass(slots=True)
 class StepOutputs:
-    """Arrays for one step's results, written by a simulator; rows that were not stepped are not read."""
+    """Arrays into which a simulator writes the results of a step. Rows that were not stepped are not read."""
 
     reward: FloatArray  # [B]
     terminated: BoolArray  # [B]
     truncated: BoolArray  # [B], only for limits that the simulator keeps itself
-    success: FloatArray  # [B], 1 or 0; -1: no notion of success
+    success: FloatArray  # [B], 1 or 0; -1: not reported
 
     @classmethod
     def empty(cls, num_envs: int) -> StepOutputs:
@@ -31,21 +31,21 @@ class StepOutputs:
 
 @runtime_checkable
 class Simulator(Protocol):
-    """B rows that can be reset, stepped and observed by row. It keeps no episodes: `ChunkedEnv` does.
+    """B rows that can be reset, stepped and observed by row. Episodes are kept by `ChunkedEnv`.
 
-    A simulator may step rows it was not asked to step (one batched simulation does); what it then reports for them
-    is ignored. The first reset is always of all rows. Stepping a row past its termination must be possible
+    A simulator may also step rows that it was not asked to step, as one batched simulation does; their results are
+    ignored. The first reset is always of all rows. Stepping a row past its termination must be possible
     (ignore_terminations). A row's state after `reset` is a function of its seed alone.
 
     Optional:
-    * `task_ids`, a list of B strings that `reset` keeps up to date, where rows play different tasks;
-    * `reports_success`, read after the first reset: True where every step says whether the task is solved, and what
-      follows a termination means something. Evaluations then play on by default (ignore_terminations: null);
-    * `state_key(column)`, what a column of the state is, for messages;
+    * `task_ids`, a list of B strings that `reset` keeps up to date, if rows play different tasks;
+    * `reports_success`, read after the first reset: True if every step reports whether the task is solved, and steps
+      after a termination are meaningful. Evaluations then play on by default (ignore_terminations: null);
+    * `state_key(column)`, the name of a column of the state, for messages;
     * `state_names` and `action_names`, see `VecEnv`;
-    * `expert_actions` (see `Demonstrator`).
+    * `expert_actions`, see `Demonstrator`.
 
-    A simulator that steps its rows in turn raises `RowError(row)` from what one of them raised.
+    A simulator that steps its rows in turn raises `RowError(row)` from the error of one of them.
     """
 
     num_envs: int
@@ -53,12 +53,12 @@ class Simulator(Protocol):
     action_low: FloatArray  # [D]
     action_high: FloatArray  # [D]
     max_episode_steps: int | None
-    """The task's own time limit; None: it has none."""
+    """The task's own time limit in env steps; None: it has none."""
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None: ...
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
-        """Steps `rows` with actions [B, D] (all rows, clipped to the bounds) and fills `out` in those rows."""
+        """Step `rows` with actions [B, D] (of all rows, clipped to the bounds) and fill these rows of `out`."""
         ...
 
     def observe(self, rows: IntArray) -> Obs:

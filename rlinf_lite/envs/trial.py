@@ -1,4 +1,4 @@
-"""A trial of a user's own environments when a config is checked: mistakes are reported before anything starts."""
+"""A trial of a user's own environment while a config is checked, so that mistakes are reported before a run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _made = set[tuple[str, int, str, str, int]]()
-"""Environments that this process has made without a problem: a config may be checked on many placements."""
+"""Environments that this process has made without a problem. (A config may be checked for many placements.)"""
 
 
 def problems_of(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> list[Problem]:
@@ -42,13 +42,13 @@ def _problems(card: EnvCard, cfg: EnvConfig, split: Split, num_envs: int) -> Ite
     except PartError as error:
         yield Problem(error.key or "env.id", error.text)
     except (Exception, SystemExit) as error:  # any error of the environment's own code
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        text = f"{card.name} cannot be made: {said}, at {_where(error, card)}. Correct it"
+        raised = " ".join(f"{type(error).__name__}: {error}".split())
+        text = f"{card.name} cannot be made: {raised}, at {_where(error, card)}. Correct it"
         yield Problem("env.id", text, of_machine=isinstance(error, ImportError))
 
 
 def _where(error: BaseException, card: EnvCard) -> str:
-    """Last line of the user's file in the traceback, else the traceback's last line."""
+    """The place of an error: the last line of the user's file in the traceback, else the traceback's last line."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         own = inspect.getsourcefile(card.part or type(card))

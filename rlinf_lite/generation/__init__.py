@@ -1,4 +1,4 @@
-"""Text generation: what an engine does, and one that runs transformers models."""
+"""Text generation: the protocol of engines, and an engine for transformers models."""
 
 from rlinf_lite.generation.protocol import Generation as Generation
 from rlinf_lite.generation.protocol import GenerationEngine as GenerationEngine

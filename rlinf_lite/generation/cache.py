@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, in memory that is allocated once."""
+"""A cache of keys and values in memory that is allocated once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor
 
 
 class StaticCache:
-    """What transformers models call as `past_key_values`; rows have their own lengths.
+    """The `past_key_values` of transformers models, whose rows have their own lengths.
 
-    A sequence starts at column 0 of its row, without padding, and its tokens are written one behind the other. Columns
-    behind them hold what was there before and are masked. Rows in use are the first ones; `start_prefill` or
-    `start_decode` says what the next forward pass of the model is of.
+    A sequence starts at column 0 of its row, without padding. Columns after its last token hold old numbers, which the
+    caller must mask. Rows in use are the first ones. Call `start_prefill` or `start_decode` before each forward pass.
     """
 
     def __init__(self, num_layers: int, num_rows: int, max_length: int) -> None:
@@ -23,11 +22,11 @@ class StaticCache:
         self._num_rows = self._num_columns = 0
 
     def start_prefill(self, first_row: int, sources: Tensor) -> None:
-        """Next come prompts from their beginning; row `first_row + i` is prompt `sources[i]` of the pass."""
+        """The next pass reads whole prompts; row `first_row + i` gets prompt `sources[i]` of the pass."""
         self._prefill = (first_row, sources)
 
     def start_decode(self, positions: Tensor, num_columns: int) -> None:
-        """Next comes one token for each of the first rows, at `positions`, none of them at or behind `num_columns`."""
+        """The next pass reads one token for each of the first rows, at `positions` [rows], all below `num_columns`."""
         assert self._keys is not None, "a prompt comes before its response"
         _, _, num_heads, max_length, _ = self._keys.shape
         self._prefill = None
@@ -43,12 +42,12 @@ class StaticCache:
             held[:, targets, :, :num_columns] = held[:, sources, :, :num_columns]
 
     def get_seq_length(self, *_: object) -> int:
-        """Columns that were there before this pass; some model families ask for it."""
+        """Number of columns before this pass; some model families ask for it."""
         return 0 if self._prefill is not None else self._num_columns - 1
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        """Store a layer's new `keys` and `values` [B, heads, tokens, dim]. Returns those that its attention reads: of
-        the same rows, all columns so far."""
+        """Store a layer's new `keys` and `values` [B, heads, tokens, dim]. Returns those that its attention reads: all
+        columns so far of the same rows."""
         if self._keys is None or self._values is None:
             layers, rows, length = self._shape
             self._keys = keys.new_zeros(layers, rows, keys.shape[1], length, keys.shape[3])

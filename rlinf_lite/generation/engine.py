@@ -1,9 +1,10 @@
-"""An engine on transformers models: continuous batching over a static cache, one forward pass per token of the batch.
+"""A generation engine for transformers models: continuous batching over a static cache; each forward pass gives one
+token to every row of the batch.
 
-A small model's pass costs what Python and torch take to launch it. So a step adds little: one mask and one index for
-all layers, one draw for all rows, one copy of 2 B numbers to the host; and on a GPU it is recorded (`models.graphs`)
-once for so many rows and columns, both rounded up, and launched as a whole then. For bf16, give it a model in bf16 or,
-slower, call it under autocast.
+The time of a small model's pass is that of launching its operations. So a step adds little to it: one mask and one
+index for all layers, one draw for all rows, one copy of 2 B numbers to the host. On a GPU, a step is recorded
+(`models.graphs`) for numbers of rows and columns that are rounded up, and then launched as a whole. For bf16, use a
+model in bf16 or, slower, call the engine under autocast.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from rlinf_lite.models.text.supported import check_equal, own_logits, probe_toke
 from rlinf_lite.scheduler.heartbeat import report_progress
 
 _REFILL = 8
-"""Finished rows wait for company until one in this many is free: a prompt's pass costs about as much as a step."""
+"""New prompts start when one row in this many is free, as the pass of a prompt costs about as much as a step."""
 _SIZES, _ROWS, _COLUMNS = 8, 8, 128
-"""Steps are recorded for so many numbers of rows and of columns at the most, which are so far apart at the least."""
+"""Steps are recorded for at most `_SIZES` numbers of rows, at least `_ROWS` apart, and as many of columns, at least
+`_COLUMNS` apart."""
 
 
 @dataclass
@@ -48,15 +50,15 @@ class _Request:
 
 
 class TransformersEngine:
-    """Generates with a `CausalLM` whose layers attend to all tokens before; see `GenerationEngine`.
+    """Generates with a `CausalLM` whose layers attend to all earlier tokens; see `GenerationEngine`.
 
-    Sequences that end leave the batch, waiting ones take their place, and where none wait the batch gets smaller. The
-    prompt of several responses that start together is computed once. The model is shared, not copied: weights that
-    change elsewhere change here.
+    Waiting sequences take the rows of those that end; when none wait, the batch gets smaller. Responses to one prompt
+    that start together share its pass. The model is shared, not copied, so changes of its weights take effect here.
 
-    With `weights`, newer ones are taken while it generates: between two tokens where `within_responses`, after which
-    keys and values of all tokens so far are computed again, so that a token's log-probability is that of the weights it
-    is marked with; else once the responses under way have ended, and none begins before.
+    With `weights`, newer weights are taken during generation. With `within_responses` this happens between two tokens,
+    and keys and values of all tokens so far are computed again, so that a token's log-probability is that of the
+    version in `Generation.versions`. Otherwise it happens after the running responses have ended, and no new one starts
+    before.
     """
 
     weights: WeightSource | None = None
@@ -70,12 +72,12 @@ class TransformersEngine:
         max_prefill_tokens: int = 16384,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`max_length`: of a prompt and its response together. `max_prefill_tokens`: of the prompts of one pass.
-        `before_step` is called before every forward pass; what it raises ends the stream.
+        """`max_length`: tokens of a prompt and its response together. `max_prefill_tokens`: prompt tokens of one pass.
+        `before_step` is called before every forward pass; an exception from it ends the stream.
 
         Raises:
-            UnsupportedModelError: where the model has layers or positions that this engine cannot serve, or what it
-                generates is not what the model's own forward pass says; compared once, now.
+            UnsupportedModelError: if the engine cannot serve the model's layers or positions, or its results differ
+                from the model's own forward pass, to which they are compared here.
         """
         self.model = model
         self.max_batch_size, self.max_length, self.max_prefill_tokens = max_batch_size, max_length, max_prefill_tokens
@@ -99,7 +101,7 @@ class TransformersEngine:
             raise SamplingError(
                 f"keys are {list(keys.shape)}; one per prompt and sampled response is needed, {list(shape)}"
             )
-        requests = []  # in the order in which they start: a prompt's responses one behind the other
+        requests = []  # in the order in which they start: a prompt's responses one after the other
         for index, prompt in enumerate(prompts):
             own: list[np.uint64 | None] = [None] if params.greedy else list(keys[index].astype(np.uint64))
             if params.add_greedy:
@@ -108,7 +110,7 @@ class TransformersEngine:
         return self._run(requests, params)
 
     def weights_changed(self) -> None:
-        """The model is the actor's own, or what weights arrive in: there is no copy."""
+        """Nothing to do: the engine has no copy of the model."""
 
     def _check_config(self) -> None:
         config = self.model.language_model.config
@@ -123,12 +125,12 @@ class TransformersEngine:
         layers = set(getattr(text, "layer_types", None) or ["full_attention"])
         named = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
         sizes = {kind: getattr(text, name, None) for kind, name in named.items()}
-        windows = {kind: size for kind, size in sizes.items() if size is not None}  # the tokens that they see
+        windows = {kind: size for kind, size in sizes.items() if size is not None}  # tokens that each kind attends to
         if unknown := layers - {"full_attention", *windows}:
             raise UnsupportedModelError(
                 f"the engine knows layers of full_attention; the model's are {', '.join(sorted(unknown))}"
             )
-        # without kinds (Mistral, Phi-3, Starcoder2), all layers have the window
+        # in configs without layer_types (Mistral, Phi-3, Starcoder2), all layers have the window
         for kind in windows.keys() & layers if getattr(text, "layer_types", None) else windows:
             if self.max_length > windows[kind]:
                 raise UnsupportedModelError(
@@ -139,12 +141,12 @@ class TransformersEngine:
 
     @torch.no_grad()
     def _check_model(self) -> None:
-        """A long and a short prompt, which show what a window, a cache or a padded pass would change."""
+        """Compare responses to a long and a short prompt, in which errors of windows, cache or padding would show."""
         num_tokens = min(3, self.max_length - 1)
         longest = self.max_length - num_tokens
         with refusing(self.model):
             prompts = [probe_tokens(self.model, n, seed).tolist() for seed, n in enumerate((longest, min(3, longest)))]
-            keys = np.zeros((len(prompts), 1), np.uint64)  # unused, and so is the generator that would draw them
+            keys = np.zeros((len(prompts), 1), np.uint64)  # given, so that torch's random generator is not used
             for done in self.generate(prompts, SamplingParams(num_tokens, greedy=True), keys):
                 tokens = torch.tensor([*prompts[done.index], *done.token_ids], device=self.model.language_model.device)
                 expected = own_logits(self.model, tokens[:-1], num_tokens)
@@ -184,7 +186,7 @@ class TransformersEngine:
                     self.weights.take(offer)
                     batch.forget(self.max_prefill_tokens)
                     offer = None
-                    continue  # the next ones may be here by now
+                    continue  # the next offer may have arrived already
                 batch.version = self.weights.version
             num_free = num_rows - len(batch.requests)
             if waiting and not offer and num_free >= min(len(waiting), -(-num_rows // _REFILL)):
@@ -193,7 +195,7 @@ class TransformersEngine:
                 yield from batch.step()
 
     def _next(self, waiting: deque[_Request], num_free: int) -> list[_Request]:
-        """The next requests, as many as there are rows for and fit `max_prefill_tokens`, padding included."""
+        """The next requests: at most `num_free`, with at most `max_prefill_tokens` tokens, padding included."""
         taken = [waiting.popleft()]
         num_prompts, width = 1, len(taken[0].prompt)
         while waiting and len(taken) < num_free:
@@ -206,10 +208,10 @@ class TransformersEngine:
 
 
 class _Batch:
-    """The sequences that run. Row i of the cache and of every tensor here is that of `requests[i]`."""
+    """The running sequences. Row i of the cache and of every tensor here belongs to `requests[i]`."""
 
     version: int | None = None
-    """Of the weights, which tokens are marked with."""
+    """Version of the weights, which is noted for each token."""
 
     def __init__(self, model: CausalLM, params: SamplingParams, num_rows: int, length: int) -> None:
         self.model, self.params = model, params
@@ -222,29 +224,24 @@ class _Batch:
         self._last, self._position, self._count = self._numbers  # token, its column, tokens drawn so far
         self._uniform = torch.zeros(num_rows, params.max_tokens, device=device)
         self._greedy = torch.zeros(num_rows, dtype=torch.bool, device=device)
-        self._num_columns = 0  # of the longest row, the next token included
+        self._num_columns = 0  # columns of the longest row, with the next token's
         self._recordings: graphs.Recordings | None = None
         if graphs.can_record(device):
             self._recordings, self._weights = graphs.Recordings(), [*model.parameters(), *model.buffers()]
 
     @torch.no_grad()
     def admit(self, requests: list[_Request]) -> list[Generation]:
-        """Take these into the batch, behind the others, and draw their first token. Returns those that end with it."""
+        """Append sequences to the batch and draw their first token. Returns those that end with it."""
         device, first_row = self._columns.device, len(self.requests)
         rows = slice(first_row, first_row + len(requests))
         source_of = {index: source for source, index in enumerate(dict.fromkeys(r.index for r in requests))}
         prompts = {request.index: request.prompt for request in requests}
-        width = max(map(len, prompts.values()))
-        ids = torch.tensor([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts.values()], device=device)
         sources = torch.tensor([source_of[request.index] for request in requests], device=device)
         lengths = torch.tensor([len(request.prompt) for request in requests], device=device)
         keys = np.array([request.key or 0 for request in requests], np.uint64)
         uniform = uniform_noise(keys, self.params.max_tokens)
 
-        report_progress()
-        self._cache.start_prefill(first_row, sources)
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        states = self._states(ids, causal[None, None], self._columns[None, :width])  # padding is behind: unseen
+        states = self._prefill([*prompts.values()], first_row, sources)
         self._uniform[rows] = torch.from_numpy(uniform).float().to(device)
         self._greedy[rows] = torch.tensor([request.key is None for request in requests], device=device)
         self._position[rows], self._count[rows] = lengths - 1, 0
@@ -266,23 +263,27 @@ class _Batch:
 
     @torch.no_grad()
     def forget(self, max_tokens: int) -> None:
-        """Compute keys and values again, with weights that have changed, in passes of at most `max_tokens`, padding
-        included, or of one row."""
+        """Compute all keys and values again, as weights have changed, in passes of at most `max_tokens` tokens (padding
+        included) or of one row."""
         device, waiting = self._columns.device, list(enumerate(self.requests))
         while waiting:
             rows = max(1, max_tokens // max(self.requests[row].num_tokens for row, _ in waiting))
             taken, waiting = waiting[:rows], waiting[rows:]
             known = [[*request.prompt, *request.token_ids[:-1]] for _, request in taken]  # the last is the next input
-            width = max(map(len, known))
-            ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in known], device=device)
-            report_progress()
-            self._cache.start_prefill(taken[0][0], torch.arange(len(taken), device=device))
-            causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-            self._states(ids, causal[None, None], self._columns[None, :width])
+            self._prefill(known, taken[0][0], torch.arange(len(taken), device=device))
+
+    def _prefill(self, sequences: Sequence[Sequence[int]], first_row: int, sources: Tensor) -> Tensor:
+        """States of whole sequences, padded on the right. Cache row `first_row + i` gets sequence `sources[i]`."""
+        device, width = self._columns.device, max(map(len, sequences))
+        ids = torch.tensor([[*tokens, *[0] * (width - len(tokens))] for tokens in sequences], device=device)
+        report_progress()
+        self._cache.start_prefill(first_row, sources)
+        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        return self._states(ids, causal[None, None], self._columns[None, :width])  # padding comes last: unseen
 
     def _next(self, num_rows: int, num_columns: int) -> Tensor:
-        """As `_draw`, for the first rows from the first columns. Nothing is written but the keys and values of each
-        row's last token, so that it may be done again. Rows behind those in use have token 0 in column 0."""
+        """As `_draw`, for the first `num_rows` rows, which attend to the first `num_columns` columns. It writes only
+        keys and values of each row's last token, so it can be repeated. Unused rows have token 0 in column 0."""
         positions = self._position[:num_rows, None]
         self._cache.start_decode(self._position[:num_rows], num_columns)
         seen = self._columns[:num_columns] <= positions
@@ -297,15 +298,15 @@ class _Batch:
         return states
 
     def _draw(self, states: Tensor, rows: slice) -> Tensor:
-        """Tokens and their log-probabilities [2, rows], float64, which holds both: drawn for `rows` from the hidden
-        `states` [rows, D] of the tokens before."""
+        """Tokens and their log-probabilities, as float64 [2, rows], drawn for `rows` from the hidden `states`
+        [rows, D] of the tokens before."""
         uniform = self._uniform[rows].gather(1, self._count[rows, None]).squeeze(1)
         greedy = self._greedy[rows] if self.params.add_greedy else None
         return torch.stack([x.double() for x in sample(self.model.logits(states), self.params, uniform, greedy)])
 
     def _append(self, drawn: Tensor, first_row: int) -> list[Generation]:
-        """Append what was `drawn` to each row from `first_row` on. Returns the sequences that end with it, whose rows
-        are free then."""
+        """Append the `drawn` tokens to the rows from `first_row` on. Returns the sequences that end with them, and
+        frees their rows."""
         rows = slice(first_row, len(self.requests))
         drawn = drawn[:, : len(self.requests) - first_row]
         self._last[rows] = drawn[0].long()
@@ -330,7 +331,7 @@ class _Batch:
         return done
 
     def _remove(self, finished: list[int]) -> None:
-        """Free these rows: the last rows of the batch take their places."""
+        """Free these rows; the last rows of the batch move to their places."""
         left = len(self.requests) - len(finished)
         holes = [row for row in finished if row < left]
         movers = sorted(set(range(left, len(self.requests))) - set(finished))
@@ -343,10 +344,11 @@ class _Batch:
             for source, target in zip(movers, holes, strict=True):
                 self.requests[target] = self.requests[source]
         del self.requests[left:]
-        self._numbers[:, left:] = 0  # within the cache and the noise, where recorded steps go over free rows
+        self._numbers[:, left:] = 0  # valid indices into cache and noise, as recorded steps include free rows
 
 
 def _rounded(number: int, most: int, step: int) -> int:
-    """Up to a multiple of `step`, or of a multiple of it where there would be too many sizes; at most `most`."""
+    """`number` rounded up to a multiple of `step`, or of a multiple of it that gives at most `_SIZES` sizes; at most
+    `most`."""
     step *= -(-most // (_SIZES * step))
     return min(-(-number // step) * step, most)

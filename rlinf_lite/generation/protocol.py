@@ -1,4 +1,4 @@
-"""What a generation engine is asked and what it answers; without torch at run time."""
+"""The protocol of generation engines: parameters, responses and methods. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from rlinf_lite.models.sampling import noise_keys
 
 
 class SamplingError(ValueError):
-    """A sampling parameter outside its range, or noise keys that do not fit the sequences."""
+    """A sampling parameter is outside its range, or noise keys do not fit the sequences."""
 
 
 class PromptError(ValueError):
-    """A prompt that is empty, too long, or has ids that the model does not know."""
+    """A prompt is empty, too long, or has ids outside the vocabulary."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How responses are drawn. Truncation is top-k first, then top-p of what that leaves; ties at the edge stay out.
+    """The way in which responses are sampled. Top-k is applied first, then top-p to the tokens left by it; of tokens
+    with equal probability at the limit, only as many as needed are kept.
 
     Raises:
         SamplingError: for a value outside its range.
     """
 
     max_tokens: int
-    """Of a response, the stop token included."""
+    """Largest number of tokens of a response, with its stop token."""
     temperature: float = 1.0
     top_k: int = 0
     """Draw from the k likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Draw from the fewest likeliest tokens whose probabilities sum to this or more."""
+    """Draw from the smallest set of likeliest tokens whose probabilities sum to at least this."""
     n: int = 1
     """Sampled responses per prompt."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response, as its last."""
+    """Tokens that end a response; the response includes them."""
     greedy: bool = False
-    """Take the likeliest token always; n is 1 then."""
+    """Always take the likeliest token; n must be 1."""
     add_greedy: bool = False
-    """One more response per prompt, sample number n: the greedy one (a baseline, as ReMax needs it)."""
+    """Generate one more response per prompt, the greedy one, as sample number n (ReMax's baseline)."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -55,7 +56,8 @@ class SamplingParams:
         if self.n < 1:
             raise SamplingError(f"n is {self.n}; at least 1 response per prompt is needed")
         if self.greedy and (self.n > 1 or self.add_greedy):
-            raise SamplingError(f"greedy responses are all alike: n is {self.n}, add_greedy {self.add_greedy}. Sample")
+            text = f"greedy responses are all equal: n is {self.n}, add_greedy {self.add_greedy}"
+            raise SamplingError(f"{text}. Set greedy to False, or n to 1 and add_greedy to False")
 
     @property
     def num_sequences(self) -> int:
@@ -65,66 +67,66 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Generation:
-    """One response: `token_ids`, and of each its log-probability under the model at the sampling temperature.
+    """One response: `token_ids`, and the log-probability of each under the model at the sampling temperature.
 
-    Log-probabilities are those before top-k and top-p: what `CausalLM.forward` at that temperature gives.
+    Log-probabilities are those before top-k and top-p, as from `CausalLM.forward` at that temperature.
     """
 
     index: int
-    """Of the prompt, in the order they were given."""
+    """Number of the prompt, in the order of the call."""
     sample: int
-    """Of this prompt's responses."""
+    """Number of the response among those to its prompt."""
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: Literal["stop", "length"]
     versions: list[int]
-    """Of the weights that each token was drawn with; empty without a `WeightSource`."""
+    """Version of the weights that drew each token; empty without a `WeightSource`."""
 
 
 class WeightSource(Protocol):
-    """Where newer weights of the model come from while it generates."""
+    """A source of newer weights for a model that generates."""
 
     version: int
-    """Of those that the model has."""
+    """Version of the weights that the model has."""
 
     def offered(self) -> Any:
-        """What could be taken now, or None; does not wait."""
+        """An offer of newer weights, if one has arrived, or None; does not wait."""
         ...
 
     def take(self, offer: Any) -> None:
-        """Put what `offered` gave into the model."""
+        """Put the weights of an offer into the model."""
         ...
 
 
 class GenerationEngine(Protocol):
-    """Prompts in, responses out. `rollout.engine` names a class of these; vLLM and SGLang fit behind it.
+    """Generates responses to prompts. `rollout.engine` names a class of this kind; it can wrap vLLM or SGLang.
 
-    It is built as `Engine(model, max_batch_size, max_length, max_prefill_tokens, before_step)`: a `CausalLM`, sequences
-    at a time, tokens of a prompt and its response together, prompt tokens of one pass, and what to call again and again
-    while generating, which raises where the run gives it up.
+    It is built as `Engine(model, max_batch_size, max_length, max_prefill_tokens, before_step)`: a `CausalLM`, the
+    number of sequences at a time, tokens of a prompt and its response together, prompt tokens of one pass, and a
+    function to call often while generating, which raises when the run ends the generation.
     """
 
     weights: WeightSource | None
-    """In asynchronous runs, where newer weights come from while it generates."""
+    """In asynchronous runs, the source of newer weights during generation."""
     within_responses: bool
-    """Take them between two tokens of a response, not only between responses."""
+    """Take newer weights between two tokens of a response, not only between responses."""
 
     def weights_changed(self) -> None:
-        """The model that it was built with has other weights. An engine with a copy of its own takes them now."""
+        """Called when the weights of the engine's model have changed. An engine with its own copy updates it now."""
         ...
 
     def stream(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, keys: np.ndarray | None = None
     ) -> Iterator[Generation]:
-        """Responses in the order in which they end. Everything is checked before this returns.
+        """Responses in the order in which they end. Prompts and keys are checked before this returns.
 
         `keys`: uint64 [prompts, n], one per sampled response. The noise of a token is a function of its response's key
-        and its position there, so responses depend neither on each other nor on the order of the prompts; without
-        keys it is random. An engine that cannot do so takes them as seeds.
+        and its position in the response, so responses depend neither on each other nor on the order of prompts. Without
+        keys the noise is random. An engine that cannot do so uses keys as seeds.
 
         Raises:
-            PromptError: where a prompt is empty, unknown to the vocabulary, or leaves no room for `max_tokens`.
-            SamplingError: where keys do not fit.
+            PromptError: if a prompt is empty, has ids outside the vocabulary, or leaves no room for `max_tokens`.
+            SamplingError: if keys do not fit.
         """
         ...
 
@@ -136,6 +138,6 @@ class GenerationEngine(Protocol):
 
 
 def sequence_keys(seed: int, prompt_ids: Sequence[int] | np.ndarray, n: int) -> np.ndarray:
-    """Keys for `stream`, uint64 [prompts, n], from a seed (of the run and the step) and each prompt's own number."""
+    """Keys for `stream`, uint64 [prompts, n], from a seed (of the run and the step) and each prompt's id."""
     ids = np.asarray(prompt_ids)
     return noise_keys(seed, np.repeat(ids, n), np.tile(np.arange(n), len(ids))).reshape(len(ids), n)

@@ -1,7 +1,7 @@
-"""Jobs with roles of the user's own: RLJobBuilder describes one, `submit` starts it, and classes derived from
+"""Jobs with the user's own roles: RLJobBuilder describes a job, `submit` starts it, and classes derived from
 BaseTrainer and BaseWorkload are its trainer and its workers.
 
-Importing this package needs neither ray nor torch: names that need ray are loaded when first used.
+Importing this package needs neither ray nor torch: names that need ray are loaded when they are first used.
 """
 
 from lazy_loader import attach_stub

@@ -1,4 +1,4 @@
-"""RLJobBuilder, which describes a job call by call; `build` checks all of it. Needs neither ray nor torch."""
+"""RLJobBuilder, which describes a job call by call; `build` checks everything. Needs neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_lite.jobs.spec import NAMED_ROLES, JobSpec, JobSpecError, RoleSpec, b
 
 
 def _role_call(name: str) -> Callable[[RLJobBuilder, str, str], RLJobBuilder]:
-    """The builder's call for a role that has one of its own."""
+    """The builder method of a named role, such as `.actor(...)`."""
 
     def call(self: RLJobBuilder, module: str, cls: str) -> RLJobBuilder:
         return self.role(name, module, cls)
@@ -48,7 +48,7 @@ class RLJobBuilder:
         self._job: dict[str, Any] = dict(num_nodes=1, devices_per_node=1, device_type="GPU", config={}, env={})
         self._drafts: list[RoleSpec] = []
         self._collocations: list[tuple[str, ...] | None] = []
-        """The roles of each call; None: all of the job's."""
+        """The roles of each collocation call; None: all roles of the job."""
         self._misplaced: list[str] = []
 
     def node_num(self, count: int) -> RLJobBuilder:
@@ -62,30 +62,30 @@ class RLJobBuilder:
         return self._with(device_type=kind)
 
     def config(self, config: Any) -> RLJobBuilder:
-        """The config of trainer and workers: a dict of JSON, or a DictConfig, whose references `build` resolves."""
+        """The config of trainer and workers: a JSON dict, or a DictConfig, whose references `build` resolves."""
         return self._with(config=config)
 
     def global_env(self, env: dict[str, str]) -> RLJobBuilder:
-        """Environment variables of all processes; a role's own (`env`) take precedence."""
+        """Environment variables of all processes; a role's own variables (`env`) take precedence."""
         return self._with(env=env)
 
     trainer, actor, rollout, reference, reward, critic = map(_role_call, NAMED_ROLES)
 
     def role(self, name: str, module: str, cls: str) -> RLJobBuilder:
-        """A role of any name, such as a simulator's."""
+        """A role with any name, such as a simulator."""
         self._drafts.append(RoleSpec(name, module, cls))
         return self
 
     def total(self, count: int) -> RLJobBuilder:
-        """Workers of the role, over all nodes."""
+        """The number of workers of the role, over all nodes."""
         return self._set("total", count)
 
     def per_node(self, count: int) -> RLJobBuilder:
-        """Workers of the role on each node that it uses."""
+        """The number of workers of the role on each node that it uses."""
         return self._set("per_node", count)
 
     def share(self, devices: float) -> RLJobBuilder:
-        """Devices per worker of the role: an integer, or 1/integer where several workers share one."""
+        """Devices per worker of the role: an integer, or 1/integer if several workers share a device."""
         return self._set("share", devices)
 
     def env(self, env: dict[str, str]) -> RLJobBuilder:
@@ -93,17 +93,17 @@ class RLJobBuilder:
         return self._set("env", env)
 
     def with_collocation(self, *roles: str) -> RLJobBuilder:
-        """Roles that share devices."""
+        """Let these roles share devices."""
         self._collocations.append(tuple(map(str, roles)))
         return self
 
     def with_collocation_all(self) -> RLJobBuilder:
-        """All roles share devices, also those named after this call."""
+        """Let all roles share devices, also those named after this call."""
         self._collocations.append(None)
         return self
 
     def build(self) -> RLJob:
-        """The job. Raises JobSpecError with every problem."""
+        """Check the description and return the job. Raises JobSpecError, which lists every problem."""
         config, unresolved = _plain(self._job["config"])
         spec = self._spec(config)
         uncountable = [*self._misplaced, *self._count_problems(), *self._collocation_problems(spec)]
@@ -216,8 +216,8 @@ def _role_problems(draft: RoleSpec, num_nodes: Any) -> Iterator[str]:
 
 
 def _plain(config: Any) -> tuple[Any, str]:
-    """A config of OmegaConf in basic types, any other as it is; and what is wrong with its references."""
-    omegaconf = sys.modules.get("omegaconf")  # not imported: the user who gives its config has done that
+    """A config of OmegaConf as basic types, any other unchanged; and a text on a bad reference, or ""."""
+    omegaconf = sys.modules.get("omegaconf")  # not imported here: a user with such a config has imported it
     if omegaconf is None or not omegaconf.OmegaConf.is_config(config):
         return config, ""
     try:

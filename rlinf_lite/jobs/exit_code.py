@@ -1,6 +1,6 @@
 """The exit code of a script that waits for its jobs after its last line, when Python offers no other way to set it.
 
-Imported with this package, so that functions which are registered with `atexit` later run before `_exit`.
+It is imported with this package, so that functions that are registered with `atexit` later run before `_exit`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ _exit_code = 0
 
 
 def exit_with(code: int) -> None:
-    """Let the process exit with `code`, unless an earlier call gave another than 0. For use while the script exits."""
+    """Make the process exit with `code`, unless an earlier call gave a code other than 0. For use while the script
+    exits."""
     global _exit_code
     _exit_code = _exit_code or code
 

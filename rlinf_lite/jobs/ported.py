@@ -1,4 +1,4 @@
-"""Names that code written for DLRover uses, and what to write here where they differ (docs/coming_from.md)."""
+"""Names that code written for DLRover uses, and the names to write here if they differ (docs/coming_from.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RLRoleType(StrEnum):
 
 
 FOREIGN_ARGUMENTS = {"master_handle", "actor_handles", "actor_metas", "handles", "classes"}
-"""Constructor arguments of DLRover for which there is no value here."""
+"""Constructor arguments of DLRover that have no counterpart here."""
 
 CONFIG_ARGUMENTS = {"config", "configs", "conf", "cfg"}
 """Usual names of a constructor's argument for the config."""
@@ -33,4 +33,4 @@ FOREIGN_OPTIONS = {
     "trainer_max_restart": _LIMIT.format("max_restarts"),
     "master_state_backend_type": _LIMIT.format("backend"),
 }
-"""Options of DLRover's `submit`, and what to do here instead."""
+"""Options of DLRover's `submit`, each with what to do here instead."""

@@ -14,9 +14,9 @@ NAMED_ROLES = ("trainer", "actor", "rollout", "reference", "reward", "critic")
 
 
 class JobSpecError(ValueError):
-    """Everything that is wrong with a job's description, found before anything starts.
+    """A job's description has problems, which are found before anything starts.
 
-    `problems` holds one line each: `.builder(call): what is wrong (the value, the arithmetic). how to fix it`.
+    `problems` has one line for each: `.builder(call): what is wrong (the value, the arithmetic). how to fix it`.
     """
 
     def __init__(self, problems: list[str]) -> None:
@@ -38,40 +38,40 @@ class RoleSpec:
     total: int = 1
     per_node: int = 1
     share: float = 1.0
-    """Devices per worker: an integer, or 1/integer where several workers share one."""
+    """Devices per worker: an integer, or 1/integer if several workers share a device."""
     env: dict[str, str] = field(default_factory=dict)
 
     @property
     def call(self) -> str:
-        """The builder call that named the role, for messages."""
+        """The builder call that names the role, for messages."""
         return builder_call(self.role)
 
     def devices_on(self, node: int) -> int:
-        """Devices that the workers on the role's first node (0), its second and so on need."""
+        """The number of devices that the role's workers need on its node number `node` (0: its first)."""
         workers = max(0, min(self.per_node, self.total - node * self.per_node))
         return workers * round(self.share) if self.share >= 1 else -(-workers // round(1 / self.share))
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A job: machines, roles, and which of these share devices. `dataclasses.asdict` gives JSON."""
+    """A job: machines, roles, and the roles that share devices. `dataclasses.asdict` gives JSON."""
 
     num_nodes: int
     devices_per_node: int
     device_type: str
-    """GPU, or CPU: virtual devices."""
+    """GPU, or CPU for virtual devices."""
     config: dict[str, Any]
     env: dict[str, str]
     trainer: RoleSpec
     roles: tuple[RoleSpec, ...]
     collocations: tuple[tuple[str, ...], ...] = ()
     omegaconf: bool = False
-    """The config was a DictConfig."""
+    """Whether the config was a DictConfig."""
     name: str = ""
     """The name that the job was submitted under."""
 
     def user_config(self) -> Any:
-        """The config for trainer and workers: a dict, or a DictConfig where the job was given one."""
+        """The config for trainer and workers: a dict, or a DictConfig if the job was given one."""
         if not self.omegaconf:
             return self.config
         from omegaconf import OmegaConf  # takes longer to import than everything else here
@@ -103,16 +103,16 @@ class _Unit:
 
     @cached_property
     def needs(self) -> list[int]:
-        """Devices on the unit's first node, its second, and so on; never increasing."""
+        """The number of devices on the unit's first node, its second, and so on; never increasing."""
         num_nodes = max(-(-role.total // role.per_node) for role in self.roles)
         return [max(role.devices_on(node) for role in self.roles) for node in range(num_nodes)]
 
 
 def place_roles(spec: JobSpec) -> dict[str, list[ProcessPlacement]]:
-    """Processes of every role by rank; slot = node * devices_per_node + device. Raises JobSpecError.
+    """The processes of every role by rank; slot = node * devices_per_node + device. Raises JobSpecError.
 
-    A role fills one node after the other, with `per_node` workers on each. A role that does not need all nodes gets
-    those with the most free devices. Collocated roles get the same slots; other roles never share one.
+    A role fills its nodes one after the other, with `per_node` workers on each. A role that does not need all nodes
+    gets those with the most free devices. Collocated roles get the same slots; other roles never share a slot.
     """
     together = dict.fromkeys(spec.collocated(role.role) for role in spec.roles)
     units = [_Unit(tuple(map(spec.role, names))) for names in together]
@@ -151,12 +151,13 @@ def _device_problems(spec: JobSpec, units: list[_Unit]) -> Iterator[str]:
 
 
 def _choose_nodes(spec: JobSpec, units: list[_Unit]) -> dict[str, list[int]]:
-    """The nodes of each unit, by its name; units that need most on a node choose first. Raises JobSpecError."""
+    """The nodes of each unit, by its name; units that need the most devices on a node choose first. Raises
+    JobSpecError."""
     free = [spec.devices_per_node] * spec.num_nodes
     nodes: dict[str, list[int]] = {}
     for unit in sorted(units, key=lambda unit: unit.needs, reverse=True):
         freest = sorted(range(spec.num_nodes), key=lambda node: -free[node])[: len(unit.needs)]
-        orders = (sorted(freest), freest)  # in node order, if they fit in that
+        orders = (sorted(freest), freest)  # in node order if the unit fits then
         fitting = [order for order in orders if all(free[n] >= k for n, k in zip(order, unit.needs, strict=True))]
         if not fitting:
             needs, left = (", ".join(map(str, counts)) for counts in (unit.needs, free))

@@ -1,4 +1,4 @@
-"""Starting a job. A script whose Ray ends with it waits for its jobs when it exits."""
+"""Starting a job. A script that owns its Ray waits for its jobs when it exits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlinf_lite.scheduler import SchedulerError
 from rlinf_lite.scheduler.local_ray import local_ray, owns_ray
 from rlinf_lite.scheduler.scratch import ScratchDirs
 
-_REMIND_S = 60.0  # between two lines of a script that waits for its job
+_REMIND_S = 60.0  # interval of lines of a script that waits for its job
 
 _own_ray = ExitStack()
 _jobs: list[JobHandle] = []
-"""The jobs on a Ray that ends with this script."""
+"""The jobs on the Ray that this script owns, and that ends with it."""
 
 
 def submit(
@@ -41,14 +41,14 @@ def submit(
     control: ControlConfig | None = None,
     start_timeout_s: float = 600.0,
 ) -> JobHandle | JobContext:
-    """Start a job on the Ray at RAY_ADDRESS, on the one that this process is connected to, or on one of its own. A
-    process whose Ray ends with it waits at its exit for the job, and exits with 1 where the job failed.
+    """Start a job on the Ray at RAY_ADDRESS, on the one that this process is connected to, or on a new one of its own.
+    A process with its own Ray waits at its exit for the job, and exits with 1 if the job failed.
 
-    `directory`, by default `results/jobs/<name>`, is for events. `control` has limits, back-off, the time after which a
-    worker hangs, and where the context is kept; its `enabled`, `snapshot_interval` and `max_bad_updates` are for
-    training runs alone. `start_timeout_s` is for `init` of a new worker. Returns a JobHandle; with `blocking`, the
-    context of the job once it has ended. Raises JobSpecError for classes that cannot be used and for a name that is
-    taken, before anything starts.
+    `directory`: for events, by default `results/jobs/<name>`. `control`: limits, back-off, the hang limit, and the
+    place of the context; its `enabled`, `snapshot_interval` and `max_bad_updates` are only for training runs.
+    `start_timeout_s`: limit for `init` of a new worker. Returns a JobHandle; with `blocking`, the context of the job
+    after its end. Raises JobSpecError for classes that cannot be used and for a name that is taken, before anything
+    starts.
     """
     if not re.fullmatch(r"[\w.-]{1,80}", name):
         raise JobSpecError([f"submit({name!r}): not a name. Use letters, digits, '.', '_' and '-', 80 at most."])
@@ -77,12 +77,13 @@ def _connect(spec: JobSpec) -> None:
         _own_ray.enter_context(local_ray(dirs.temp, spec.devices_per_node, gpus, log_to_driver=False))
     if owns_ray() and all(handle.seen_ended for handle in _jobs):
         atexit.unregister(_finish_jobs)
-        atexit.register(_finish_jobs)  # runs before the functions that end a Ray which is there by now
+        atexit.register(_finish_jobs)  # registered last, so it runs before the functions that end Ray
 
 
 def _finish_jobs() -> None:
-    """At the script's exit: wait for its jobs, or stop them where an error or Ctrl-C has ended it; then end its Ray."""
-    has_raised = getattr(sys, "last_value", None) is not None  # which gives the script its exit code
+    """At the script's exit, wait for its jobs, or stop them if an error or Ctrl-C ended the script; then end its
+    Ray."""
+    has_raised = getattr(sys, "last_value", None) is not None  # Python then sets the exit code itself
     must_stop = has_raised and not hasattr(sys, "ps1")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -98,7 +99,7 @@ def _finish_jobs() -> None:
             _print(f"stopping the job {handle.name!r}, whose Ray ends with this script")
             try:
                 handle.stop("its script was stopped")
-            except (KeyboardInterrupt, SchedulerError, TimeoutError) as error:  # the rest of it ends with its Ray
+            except (KeyboardInterrupt, SchedulerError, TimeoutError) as error:  # the rest of the job ends with Ray
                 _print(f"the job {handle.name!r} did not stop: {type(error).__name__}: {error}")
 
 

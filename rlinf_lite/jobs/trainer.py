@@ -27,11 +27,11 @@ Recover = Callable[[SchedulerError], bool]
 log = logging.getLogger(__name__)
 
 _INVOCATION = "_rlinf_lite_invocation"
-_ASYNC_S = 10.0  # the `timeout` of an `is_async` call that gives none
+_ASYNC_S = 10.0  # the default `timeout` of an `is_async` call
 
 
 class InvocationTimeoutError(CallTimeoutError):
-    """Some ranks did not answer in time: `missing`. `results` holds what the others returned, by rank."""
+    """Some ranks did not answer in time. `missing`: these ranks; `results`: the results of the others, by rank."""
 
     def __init__(self, message: str, results: dict[int, Any], missing: list[int]) -> None:
         super().__init__(message)
@@ -42,8 +42,8 @@ class InvocationTimeoutError(CallTimeoutError):
 
 
 class InvocationResult(list[Any]):
-    """The result of an `is_async` call: a list of what the ranks that were in time returned, in the order of ranks.
-    `results` has the same by rank, `missing` the ranks that were late."""
+    """The result of an `is_async` call: a list of the results that came in time, in the order of ranks. `results` has
+    the same by rank, `missing` the ranks that were late."""
 
     def __init__(self, results: dict[int, Any], missing: Sequence[int] = ()) -> None:
         super().__init__(results.values())
@@ -52,15 +52,15 @@ class InvocationResult(list[Any]):
 
 @dataclass(frozen=True)
 class Invocation:
-    """Decorator that says how the trainer calls a workload's method. A method without it has these defaults.
+    """Decorator that sets how the trainer calls a workload's method. A method without it has these defaults.
 
     `blocking=False` returns a Handle per rank at once. Otherwise the call waits and returns the list of results by
-    rank. `timeout`, in seconds, limits that where it is given: late ranks raise InvocationTimeoutError, which has the
-    results of the others. `is_async` takes what is ready after `timeout` (by default 10 s; None: what all ranks return)
-    as an InvocationResult, which names late ranks. `target="RANK0"` calls rank 0 alone and returns its result, no list.
-    `auto_shard` gives each rank one element of every argument that is a list as long as the group (with RANK0 nothing
-    is split). Two functions run in the trainer: `pre_func(*args, **kwargs)` returns the argument to call with, or
-    (args, kwargs); `post_func(result)` returns what the call returns.
+    rank. `timeout` limits the wait, in seconds: if ranks are late it raises InvocationTimeoutError, which has the
+    results of the others. `is_async` returns the results that are ready after `timeout` (by default 10 s; None: waits
+    for all ranks) as an InvocationResult, which names late ranks. `target="RANK0"` calls only rank 0 and returns its
+    result instead of a list. `auto_shard` gives each rank one element of every argument that is a list as long as the
+    group (not with RANK0). Two functions run in the trainer: `pre_func(*args, **kwargs)` returns the argument to call
+    with, or (args, kwargs); `post_func(result)` returns the result of the call.
     """
 
     blocking: bool = True
@@ -94,7 +94,7 @@ class Invocation:
         return self.timeout
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """The arguments that `pre_func` makes of a call's. Raises TypeError where it returns nothing."""
+        """The arguments of a call after `pre_func`. Raises TypeError if `pre_func` returns nothing."""
         if self.pre_func is None:
             return args, kwargs
         found = self.pre_func(*args, **kwargs)
@@ -118,10 +118,10 @@ trainer_invocation = Invocation
 
 
 class RoleGroup:
-    """The workers of a role as the trainer calls them: `RG_ACTOR.update(batch)`. `@register` has no effect here.
+    """The workers of a role, called by the trainer: `RG_ACTOR.update(batch)`. `@register` has no effect here.
 
-    `recover(error)` is called when a rank's call fails. It returns True where it has replaced the worker (all of
-    `error.missing`, where ranks were late), so that this rank's call is made again, and False where the error is to be
+    `recover(error)` is called when a rank's call fails. It returns True if it has replaced the worker (or all workers
+    of `error.missing`, if ranks were late), so that this rank's call is repeated, and False if the error should be
     raised.
     """
 
@@ -132,7 +132,8 @@ class RoleGroup:
 
     @property
     def workers(self) -> WorkerGroup:
-        """The same workers as a training run's runner calls them: by `@register`, and no call is made again."""
+        """The same workers as a WorkerGroup, as in a training run: `@register` applies, and failed calls are not
+        repeated."""
         return self._group
 
     def __len__(self) -> int:
@@ -161,7 +162,7 @@ class RoleGroup:
             return self._invoke(name, invocation, args, kwargs)
 
         def remote(*args: Any, **kwargs: Any) -> Any:
-            """Call as Ray does: one reference, or a list of several, at once; the decorator has no effect."""
+            """Call as in Ray: returns one reference, or a list of several, at once. The decorator has no effect."""
             refs = [ref for rank in self._ranks for ref in self._start(name, rank, (args, kwargs)).refs]
             return refs[0] if len(refs) == 1 else refs
 
@@ -192,13 +193,13 @@ class RoleGroup:
         return result if how.post_func is None else how.post_func(result)
 
     def _start(self, method: str, rank: int, arguments: Arguments) -> Handle:
-        rule = CallRule(execute_mode=Execute.RANK_ZERO)  # a group of one, whose result is not a list
+        rule = CallRule(execute_mode=Execute.RANK_ZERO)  # a group of one worker, whose result is not a list
         return self._group.call(method, *arguments, ranks=[rank], rule=rule)
 
     def _finish(
         self, method: str, how: Invocation, handles: dict[int, Handle], shards: dict[int, Arguments]
     ) -> dict[int, Any]:
-        """The results by rank. A call that failed, or was late (unless it is async), is made again as long as `recover`
+        """The results by rank. A call that failed, or was late (unless it is async), is repeated as long as `recover`
         returns True and the worker does not raise at the same place again."""
         results: dict[int, Any] = {}
         raised: set[tuple[int, str]] = set()
@@ -217,13 +218,13 @@ class RoleGroup:
                 for rank in handles.keys() - results.keys():
                     try:
                         results[rank] = handles[rank].wait(0)
-                    except SchedulerError:  # it runs, or failed; or its worker was replaced together with the other
+                    except SchedulerError:  # it still runs, or failed, or its worker was replaced with the other one
                         if rank in failed or handles[rank].members[0] is not self._group.members[rank]:
                             handles[rank] = self._start(method, rank, shards[rank])
 
 
 def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | None) -> None:
-    """Add the missing results to `results`, by rank."""
+    """Wait for the missing results, and add them to `results`, by rank."""
     waiting = {rank: handle for rank, handle in handles.items() if rank not in results}
     try:
         results.update(zip(waiting, wait_alone(list(waiting.values()), timeout), strict=True))
@@ -235,7 +236,7 @@ def _wait(handles: dict[int, Handle], results: dict[int, Any], timeout: float | 
 
 
 def _shards(num_ranks: int, split: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
-    """The arguments of each rank; large ones are put into Ray's store once."""
+    """The arguments of each rank; a large argument is put into Ray's store once."""
 
     def prepared(value: Any) -> Any:
         if split and isinstance(value, list) and len(value) == num_ranks:
@@ -247,9 +248,9 @@ def _shards(num_ranks: int, split: bool, args: tuple[Any, ...], kwargs: dict[str
 
 
 class BaseTrainer(ABC):
-    """The program of a job: `init`, then `fit`, which call the workers through their role groups.
+    """The program of a job. `init` and then `fit` are called; they call the workers through their role groups.
 
-    `RG_<ROLE>` is all workers of a role, whatever its name; AttributeError where the job has no such role.
+    `RG_<ROLE>` is the group of all workers of a role, for any role name; AttributeError if the job has no such role.
     """
 
     RG_ACTOR: RoleGroup
@@ -259,7 +260,7 @@ class BaseTrainer(ABC):
     RG_CRITIC: RoleGroup
 
     supervisor: Supervisor | None = None
-    """The job's supervisor. A Runner that is given it, with `group.workers`, recovers as in a training run."""
+    """The job's supervisor. A Runner with this supervisor and with `group.workers` recovers as in a training run."""
 
     def __init__(
         self, groups: dict[str, RoleGroup], config: dict[str, Any], job: JobSpec, restart_count: int = 0
@@ -281,26 +282,26 @@ class BaseTrainer(ABC):
         """Train; the job ends when this returns."""
 
     def is_recoverable(self) -> bool:
-        """Return True where `fit` can begin again after it raised: `init` and `fit` are then called on a new trainer,
-        with `restart_count` one higher; the workers stay as they are."""
+        """Return True if `fit` can begin again after it raised: `init` and `fit` are then called on a new trainer,
+        with `restart_count` one higher; the workers are kept."""
         return False
 
     def report_progress(self, step: int) -> None:
-        """Tell the job's supervisor how many steps are done."""
+        """Report the number of completed steps to the job's supervisor."""
         self.step = step
         if self.supervisor is not None:
             self.supervisor.progress(step)
 
     def role_group(self, role: str) -> RoleGroup:
-        """All workers of a role. Raises AttributeError where the job has no such role."""
+        """All workers of a role. Raises AttributeError if the job has no such role."""
         return self.groups[self._role(role)]
 
     def get_role_groups(self) -> list[str]:
-        """Names of the attributes that are the trainer's groups, such as `RG_ACTOR`."""
+        """The names of the attributes for the trainer's groups, such as `RG_ACTOR`."""
         return [f"RG_{role.upper()}" for role in self.groups]
 
     def get_actor_handles(self, role: str) -> list[RoleGroup]:
-        """A group of one for each worker of a role; empty where the job has no such role."""
+        """A group of one worker for each worker of a role; empty if the job has no such role."""
         return self.actor_handles.get(role.lower(), [])
 
     def get_workload_resource(self, role: str) -> dict[str, float]:
@@ -308,7 +309,7 @@ class BaseTrainer(ABC):
         return {"accelerator": self.job.role(self._role(role)).share}
 
     def _role(self, role: str) -> str:
-        """The job's name of a role, found without regard to case."""
+        """The exact name of a role in the job; case does not matter."""
         for name in (role, *(name for name in self.groups if name.upper() == role.upper())):
             if name in self.groups:
                 return str(name)

@@ -1,4 +1,4 @@
-"""The process of a job's trainer, which starts the workers, owns them and runs the trainer."""
+"""The process of a job's trainer: it starts and owns the workers, and runs the trainer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rlinf_lite.scheduler.ray_private import class_in_actor
 class TrainerHost:
     """The Ray actor of the trainer's process; the workers end with it.
 
-    `restarts`: how often a trainer of the job has started again. `failure`: the id of the one that this process
-    recovers from.
+    `restarts`: the number of the trainer's restarts so far. `failure`: the id of the failure that this process recovers
+    from, or None.
     """
 
     def __init__(self, job: JobSpec, restarts: int, failure: str | None) -> None:
@@ -32,11 +32,11 @@ class TrainerHost:
         self._outcome: Outcome | None = None
 
     def outcome(self) -> Outcome | None:
-        """How the job ended; None while it runs. Fails once the process is gone."""
+        """The outcome of the job; None while it runs. The call fails once the process is gone."""
         return self._outcome
 
     def log_paths(self) -> list[str]:
-        """Files that this process prints to."""
+        """The files that this process prints to."""
         return process_and_logs()[1]
 
     def run(self, directory: str, timeout_s: float) -> None:
@@ -54,17 +54,17 @@ class TrainerHost:
                 if self._failure is not None:
                     supervisor.recovered(self._failure)
                 self._train(classes["trainer"], groups, supervisor)
-        except Exception as error:  # a user's trainer may raise anything: the job ends, with the traceback in the log
+        except Exception as error:  # a user's trainer may raise anything: the job ends, and the log gets the traceback
             traceback.print_exc()
             stage, reason = Stage.FAILED, f"{type(error).__name__}: {error}"
-            if not isinstance(error, SchedulerError | JobSpecError):  # their messages say where
+            if not isinstance(error, SchedulerError | JobSpecError):  # their messages already name the place
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 reason += f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
         if supervisor is None:
             self._outcome = stage, reason, None
         else:
             supervisor.finish(stage, reason)
-            self._outcome = supervisor.outcome(stage, reason)  # for a master that did not hear it
+            self._outcome = supervisor.outcome(stage, reason)  # in case the master did not receive it
 
     def _launch(self, cluster: Cluster, classes: dict[str, type]) -> dict[str, WorkerGroup]:
         placed, config = place_roles(self._job), self._job.user_config()
@@ -80,7 +80,7 @@ class TrainerHost:
 
     def _train(self, cls: type, workers: dict[str, WorkerGroup], supervisor: Supervisor) -> None:
         def recover(error: SchedulerError) -> bool:
-            """True where only workers were replaced, and a call can be made again; else the trainer starts again."""
+            """True if only workers were replaced, so that the call can be repeated; else the trainer restarts."""
             decision = supervisor.recover(error, lambda _: 0, same_step=False)
             self._start_trainer_again = decision.level != "worker"
             return not self._start_trainer_again
@@ -105,7 +105,8 @@ class TrainerHost:
 
 
 def load_classes(job: JobSpec) -> dict[str, type]:
-    """Classes of the trainer (under "trainer") and of all roles. Raises one JobSpecError for all that are refused."""
+    """The classes of the trainer (under "trainer") and of all roles. Raises one JobSpecError for all refused
+    classes."""
     wanted: list[tuple[RoleSpec, type]] = [(job.trainer, BaseTrainer), *((role, Worker) for role in job.roles)]
     loaded, problems = {}, []
     for spec, base in wanted:
@@ -138,8 +139,8 @@ def _load(spec: RoleSpec, base: type) -> type:
 
 
 def _check_constructor(where: str, cls: type) -> None:
-    """Raise JobSpecError for a constructor that cannot take what it is called with, or has it in another order: that
-    would be an error in every worker, or none at all."""
+    """Raise JobSpecError for a constructor that does not accept the arguments it is called with, or has them in another
+    order. Otherwise that would be an error in every worker, or no error at all."""
     given, passed_on = ["config"], ""
     if issubclass(cls, BaseTrainer | BaseWorkload):
         given = ["config", "job"] if issubclass(cls, BaseWorkload) else ["groups", "config", "job", "restart_count"]

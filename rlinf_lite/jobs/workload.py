@@ -9,8 +9,8 @@ from rlinf_lite.scheduler.worker import Worker
 
 
 class BaseWorkload(Worker):
-    """A worker of a job. `role`, `rank`, `world_size`, `local_rank` and so on are a Worker's; its group has the name of
-    its role. `config` is a DictConfig where the job was given one.
+    """A worker of a job. It has `role`, `rank`, `world_size`, `local_rank` and the other attributes of Worker; its
+    group is named after its role. `config` is a DictConfig if the job was given one.
     """
 
     def __init__(self, config: Any, job: JobSpec) -> None:
@@ -19,12 +19,12 @@ class BaseWorkload(Worker):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of this one worker, such as `actor[1]`, as in errors and `rlinf-lite job status`."""
+        """The name of this worker, such as `actor[1]`, as in errors and `rlinf-lite job status`."""
         return f"{self.role}[{self.rank}]"
 
     @property
     def torch_master_addr(self) -> str:
-        """Address of rank 0's node, for torch's process groups."""
+        """The address of rank 0's node, for torch's process groups."""
         return self.master_addr
 
     @property
@@ -33,8 +33,8 @@ class BaseWorkload(Worker):
 
     @property
     def master_handle(self) -> Any:
-        """The Ray actor that is the job's master. Raises ValueError where it is gone."""
-        from rlinf_lite.control.context import find_master  # describing a job must not need ray
+        """The Ray actor of the job's master. Raises ValueError if it is gone."""
+        from rlinf_lite.control.context import find_master  # imported here: describing a job must not need ray
 
         return find_master(self.job.name)
 
@@ -47,7 +47,7 @@ class BaseWorkload(Worker):
         return role in self.device_collocation
 
     def get_device_collocation(self) -> str | None:
-        """All roles on this worker's devices, as `actor,rollout`; None where there is only its own."""
+        """All roles on this worker's devices, such as `actor,rollout`; None if there is only its own."""
         return ",".join(self.device_collocation) if self.has_device_collocation() else None
 
     def has_device_collocation(self) -> bool:

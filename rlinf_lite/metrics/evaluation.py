@@ -1,4 +1,4 @@
-"""Finished episodes as numbers: metrics of a training step, and the summary of an evaluation with its interval."""
+"""Statistics of finished episodes: metrics of a training step, and the summary of an evaluation with intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T_975 = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305, 4: 2.776445105}  # by 
 
 
 class EpisodeLike(Protocol):
-    """What is read of an episode record; success is None where the environment has no notion of it."""
+    """The fields of an episode record that are used here; success is None if the environment does not report it."""
 
     @property
     def env_id(self) -> int: ...
@@ -38,7 +38,7 @@ class EpisodeLike(Protocol):
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """One task's episodes. Success is None where the environment has no notion of it; intervals are 95%."""
+    """Summary of one task's episodes. Success is None if the environment does not report it; intervals are 95%."""
 
     task_id: str
     num_episodes: int
@@ -56,28 +56,29 @@ class TaskSummary:
 
 @dataclass(frozen=True)
 class EvalSummary:
-    """A fixed number of seeded episodes: all together, by task, and one by one."""
+    """Summary of a fixed number of seeded episodes: all together, by task, and one by one."""
 
     mode: str
-    """greedy or sampled."""
+    """How actions were chosen: greedy or sampled."""
     total: TaskSummary
     tasks: tuple[TaskSummary, ...]
     episodes: tuple[dict[str, object], ...]
     groups: tuple[TaskSummary, ...] = ()
-    """Sets of the tasks, such as difficulties; every episode counts once."""
+    """Summaries of sets of tasks, such as difficulties; every episode counts once."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """Under which settings, by which code: what another evaluation has to share to be compared."""
+    """The settings and the code of the evaluation, which another one must share to be comparable."""
 
     def headline(self) -> str:
-        """`success 56.4% [50.6, 62.1] (158/280), greedy`, or the mean return where there is no success."""
+        """The result in one line: `success 56.4% [50.6, 62.1] (158/280), greedy`, or the mean return if success is not
+        reported."""
         return f"{_headline(self.total)}, {self.mode}"
 
     def metrics(self) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in _metrics(self.total).items()}
 
     def task_lines(self, before: EvalSummary | None = None) -> list[str]:
-        """One line per task, and per group of them, as in the headline; with an earlier evaluation `before` to
-        after."""
+        """One line per task and per group of tasks, in the format of the headline; if there is an earlier evaluation
+        `before`, with its result and this one's."""
         earlier = () if before is None or before is self else (*before.tasks, *before.groups)
         was = {task.task_id: f"{_headline(task)} -> " for task in earlier}
         rows = (*self.tasks, *self.groups)
@@ -88,15 +89,15 @@ class EvalSummary:
 
     @property
     def mean_of_groups(self) -> float | None:
-        """Success with every group counting once, whatever it has of episodes, as some papers average; None without
-        groups or success."""
+        """Mean success of the groups, with equal weights whatever their numbers of episodes, as in some papers; None
+        without groups or success."""
         rates = [group.success_once for group in self.groups if group.success_once is not None]
         return fmean(rates) if rates else None
 
     def to_json(self, **when: int) -> str:
-        """Headline, all tasks and episodes; `when` (step=..., env_steps=...) comes first."""
-        said = {"headline": self.headline(), "protocol": dict(self.protocol), "mean_of_groups": self.mean_of_groups}
-        content = {**when, **said, **asdict(self)}
+        """The evaluation as JSON: first `when` (step=..., env_steps=...), then headline, tasks and episodes."""
+        first = {"headline": self.headline(), "protocol": dict(self.protocol), "mean_of_groups": self.mean_of_groups}
+        content = {**when, **first, **asdict(self)}
         return json.dumps(content, indent=1) + "\n"
 
 
@@ -107,13 +108,15 @@ def summarize_episodes(
     protocol: Mapping[str, Any] | None = None,
     all_judged: bool = False,
 ) -> EvalSummary:
-    """Summarise an evaluation; the order of `records` does not matter. `groups`: sets of tasks by name, of which those
-    are kept that some task, and not every task, is in. An episode that says nothing of success had none where another
-    does; `all_judged`: there is a success only of what has that of every episode. Raises ValueError where there are no
-    records."""
+    """Summarise an evaluation; the order of `records` does not matter. Raises ValueError where there are none.
+
+    `groups`: sets of tasks by name; a set is used if the evaluation has some of its episodes in it, but not all. An
+    episode that does not report success counts as a failure if any episode reports it. With `all_judged`, success is
+    instead reported only for a task or group whose episodes all report it.
+    """
     records = sorted(records, key=lambda record: (record.task_id, record.seed, record.env_id))
     if not records:
-        raise ValueError("no finished episode to summarise: the evaluation ran none to its end.")
+        raise ValueError("no finished episode to summarise: the evaluation ended before any episode did.")
     task_ids = sorted({record.task_id for record in records})
     others = None if all_judged else records
     rows = [_summarize(task_id, [r for r in records if r.task_id == task_id], others) for task_id in task_ids]
@@ -126,9 +129,9 @@ def summarize_episodes(
 
 
 def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:
-    """`env/{success_once,success_at_end,return,episode_len,reward,num_episodes}` of the episodes that ended.
+    """Metrics of the episodes that ended: `env/{success_once,success_at_end,return,episode_len,reward,num_episodes}`.
 
-    Only `num_episodes` where none did; no success where the environment has none. `reward` is per env step.
+    Only `num_episodes` if none ended; no success if the environment does not report it. `reward` is per env step.
     """
     records = list(records)
     values = _metrics(_summarize("all", records, records)) if records else {"num_episodes": 0.0}
@@ -136,7 +139,8 @@ def env_metrics(records: Iterable[EpisodeLike]) -> dict[str, float]:
 
 
 def wilson_interval(num_successes: int, num_trials: int) -> Interval:
-    """95% interval of a success rate (Wilson 1927): inside [0, 1], and sound near its ends and for few trials."""
+    """95% interval of a success rate (Wilson 1927). It lies inside [0, 1], and holds near its ends and for few
+    trials."""
     rate, z2 = num_successes / num_trials, Z_975**2
     centre = (rate + z2 / (2 * num_trials)) / (1 + z2 / num_trials)
     spread = Z_975 * math.sqrt(rate * (1 - rate) / num_trials + z2 / (4 * num_trials**2)) / (1 + z2 / num_trials)
@@ -144,7 +148,7 @@ def wilson_interval(num_successes: int, num_trials: int) -> Interval:
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """95% interval of a mean by Student's t; at least two values."""
+    """95% interval of a mean, by Student's t; needs at least two values."""
     half = student_t_975(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
 
@@ -164,8 +168,8 @@ def student_t_975(dof: int) -> float:
 
 
 def _summarize(task_id: str, records: Sequence[EpisodeLike], others: Sequence[EpisodeLike] | None) -> TaskSummary:
-    """An episode that says nothing of a success that any of the `others` reports had none; without others there is a
-    success where every episode says something of it."""
+    """Summary of the episodes of a task or group. An episode that does not report success counts as a failure if any of
+    the `others` reports it; if `others` is None, success is reported only if all `records` report it."""
     returns = [float(record.return_) for record in records]
     read, found = (all, records) if others is None else (any, others)
     has_success = read(record.success_once is not None for record in found)

@@ -1,4 +1,4 @@
-"""Progress of a run: a live table on a terminal, one plain line per step elsewhere."""
+"""Progress of a run: a live table on a terminal, otherwise one plain line per step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 HISTORY = 16
-"""Values a sparkline shows, and steps that the time left is estimated from."""
+"""Number of values in a sparkline, and of steps from which the time left is estimated."""
 
 SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -31,7 +31,7 @@ def percent(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or so, without an exponent where one can do without."""
+    """A number with about three digits, without an exponent where possible."""
     size = abs(value)
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
@@ -45,7 +45,7 @@ def seconds(value: float) -> str:
 
 
 def clock_time(value: float) -> str:
-    """`12:31`, `1:02:03`."""
+    """Seconds as a clock shows them: `12:31`, `1:02:03`."""
     minutes, secs = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes:02}:{secs:02}"
@@ -53,13 +53,13 @@ def clock_time(value: float) -> str:
 
 @dataclass(frozen=True)
 class Headline:
-    """One metric worth showing."""
+    """A metric that progress shows."""
 
     key: str
     label: str
     show: Callable[[float], str] = number
     line: str | None = None
-    """Template of the plain line, for example `kl {}`; None: only in the table."""
+    """Its template in a plain line, for example `kl {}`; None: only in the table."""
 
 
 HEADLINES = (
@@ -91,9 +91,9 @@ HEADLINES = (
 
 
 class Progress:
-    """Shows a run of `total_steps` steps, of which `start_step` were done before (a resumed run).
+    """Progress display of a run of `total_steps` steps, of which `start_step` were done before (a resumed run).
 
-    A context manager. `live=None` takes the table where `stream` is a terminal.
+    A context manager. `live=None` shows the table if `stream` is a terminal.
     """
 
     def __init__(
@@ -132,7 +132,8 @@ class Progress:
             self._live.stop()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """`step` steps are done; `metrics` are the last one's, flat. Unknown and missing ones are no matter."""
+        """Show that `step` steps are done, with the flat `metrics` of the last; unknown and missing ones are
+        ignored."""
         with self._lock:
             now = self._clock()
             if step > self.step:
@@ -152,25 +153,25 @@ class Progress:
             self.message("  ".join([*parts, *([] if left is None else [f"left {clock_time(left)}"])]))
 
     def start_clock(self) -> None:
-        """What was done until now is no part of a step, nor of the time left."""
+        """Start timing the next step now; work before this call counts for no step."""
         with self._lock:
             self._updated = self._clock()
 
     def message(self, text: str) -> None:
-        """A line of its own: above the table, or between the plain lines."""
+        """Print a line: above the table, or between the plain lines."""
         if self._live is not None:
             self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=self._stream or sys.stdout, flush=True)
 
     def time_left_s(self) -> float | None:
-        """Steps left at the pace of the last ones; None before the first."""
+        """Seconds for the remaining steps at the pace of the last ones; None before the first step."""
         if not self._durations:
             return None
         return (self.total_steps - self.step) * sum(self._durations) / len(self._durations)
 
     def _table(self) -> RenderableType:
-        """The panel: steps and times, then the headlines that there are values of, in two columns."""
+        """The panel: steps and times, then the headlines that have values, in two columns."""
         with self._lock:
             left, now = self.time_left_s(), self._clock()
             times = f"{clock_time(now - self._started)} elapsed"
@@ -203,7 +204,7 @@ class Progress:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """One character per value, scaled between the smallest and the largest; a space where not finite."""
+    """A bar of one character per value, scaled between the smallest and the largest; a space for nan and inf."""
     values = list(values)
     finite = [value for value in values if math.isfinite(value)]
     if not finite:

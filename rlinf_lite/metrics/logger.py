@@ -1,8 +1,7 @@
-"""Where metrics go: JSONL always, TensorBoard and Weights & Biases when asked for. A resumed run continues its logs.
+"""Metrics loggers: JSONL always, TensorBoard and Weights & Biases on request. A resumed run continues its logs.
 
-In a run directory: `metrics.jsonl` (one object per step: step, time, metrics by name), `tensorboard/` and in it, as a
-run of its own whose axis is env steps, `over_env_steps/`, and `logger.json` with the id under which Weights & Biases
-knows the run.
+Files in a run directory: `metrics.jsonl` (one object per step: step, time, metrics by name); `tensorboard/`, in which
+`over_env_steps/` is a separate run whose axis is env steps; and `logger.json` with the run's id at Weights & Biases.
 """
 
 from __future__ import annotations
@@ -31,10 +30,12 @@ _event_files = itertools.count()
 class MetricLogger:
     """Writes every step's metrics to all backends.
 
-    `resume_step` is None for a new run, and for a resumed one the step its checkpoint was taken at (-1: from the
-    start): what a dead run logged after it is dropped. `patiently` writes, where the disk may be full. Raises
-    FileExistsError where a new run would mix its metrics with an old one's, ValueError for an unknown backend and
-    ImportError for one that is not installed.
+    `resume_step` is None for a new run, and for a resumed one the step of its checkpoint (-1: from the start); lines
+    that an interrupted run logged after that step are dropped. `patiently` performs the writes, and may wait for space
+    on a full disk.
+
+    Raises FileExistsError where a new run would mix its metrics with another run's, ValueError for an unknown backend
+    and ImportError for one that is not installed.
     """
 
     def __init__(
@@ -68,20 +69,21 @@ class MetricLogger:
             self._backends.append(WandbBackend(run_dir, self.run_id, run_dir.name, project_name, config))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Once per step. Nested mappings are joined with `/`; values are numbers or one-element tensors."""
+        """Log the metrics of a step. Keys of nested mappings are joined with `/`; values are numbers or one-element
+        tensors."""
         flat = flatten_metrics(metrics)
         now = time.time()
-        with ExitStack() as calls:  # all of them get it, also where one of them is stopped while it waits
+        with ExitStack() as calls:  # calls all backends, even if one is interrupted while it waits for disk space
             for backend in reversed(self._backends):
                 calls.callback(backend.log, step, now, flat)
 
     def log_film(self, step: int, path: Path) -> None:
-        """Show the GIF of an evaluation where metrics are shown. Raises OSError where there is none."""
+        """Log the GIF of an evaluation. Raises OSError where the file does not exist."""
         for backend in self._backends:
             backend.log_film(step, path)
 
     def rewind(self, step: int) -> None:
-        """Drop what was logged after `step`: it is done again."""
+        """Drop all that was logged after `step`, because these steps are repeated."""
         jsonl, *others = self._backends
         jsonl.rewind(step, 0)
         for backend in others:
@@ -99,14 +101,15 @@ class MetricLogger:
 
 
 class JsonlBackend:
-    """One JSON object per line, flushed at once. nan and inf become null, so that every reader can parse it."""
+    """A file with one JSON object per line, flushed at once. nan and inf become null, so that every reader can parse
+    it."""
 
     def __init__(self, path: Path, resume_step: int | None, patiently: Patience = write_once) -> None:
         self._path, self._patiently = path, patiently
         if path.exists():
             if resume_step is None:
                 raise FileExistsError(
-                    f"{path} holds another run's metrics. Resume that run (runner.resume) or choose a new run_name."
+                    f"{path} holds another run's metrics. Resume that run (runner.resume), or choose a new run_name."
                 )
             _drop_steps_after(path, resume_step)
         self._file = AppendedFile(path, patiently)
@@ -117,7 +120,7 @@ class JsonlBackend:
         self._file.append(f"{line}\n".encode())
 
     def log_film(self, step: int, path: Path) -> None:
-        """It lies beside: `eval/step_*.gif`."""
+        """Nothing to do: the run directory has the file, `eval/step_*.gif`."""
 
     def rewind(self, step: int, env_steps: int) -> None:
         self._file.close()
@@ -129,10 +132,10 @@ class JsonlBackend:
 
 
 class TensorBoardBackend:
-    """Scalars, films and the config's text, in TensorBoard's own records (no torch needed).
+    """Scalars, films and the config's text, in TensorBoard's record format (without torch).
 
-    TensorBoard has no axis but the step. So what comes with `env/num_steps` is written twice, the second time into
-    `over_env_steps/` with the env steps as its step.
+    TensorBoard's only axis is the step. So metrics that come with `env/num_steps` are written twice, the second time
+    into `over_env_steps/`, with the env steps as step.
     """
 
     def __init__(
@@ -149,14 +152,14 @@ class TensorBoardBackend:
         self._open = lambda directory: _EventFile(directory, self._event, patiently)
         self._start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._log_dir, self._writer = log_dir, self._open(log_dir)
-        self._over_env_steps: _EventFile | None = None  # there is one where env steps are
+        self._over_env_steps: _EventFile | None = None  # created with the first env steps
         if resume_step is not None:
             self.rewind(resume_step, resume_env_steps or 0)
         if config:
             self._log_text(max(resume_step or 0, 0), "config", yaml.safe_dump(dict(config), sort_keys=False))
 
     def rewind(self, step: int, env_steps: int) -> None:
-        """Readers drop what came from the step after this one on."""
+        """Write events that make readers drop all steps after this one."""
         self._writer.add_event(self._event(wall_time=time.time(), step=step + 1, session_log=self._start))
         if env_steps or self._over_env_steps is not None:
             event = self._event(wall_time=time.time(), step=env_steps + 1, session_log=self._start)
@@ -175,7 +178,7 @@ class TensorBoardBackend:
             width, height = film.size
         image = self._summary.Image(
             height=height, width=width, colorspace=3, encoded_image_string=path.read_bytes()
-        )  # browsers play it
+        )  # a GIF, which browsers play
         value = self._summary.Value(tag="eval/film", image=image)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=[value])))
 
@@ -200,7 +203,8 @@ class TensorBoardBackend:
 
 
 class _EventFile:
-    """A file of TensorBoard's, as its EventFileWriter makes it. That has a thread, which a full disk ends for good."""
+    """An event file in TensorBoard's format. Its own EventFileWriter is not used: a full disk ends its thread for
+    good."""
 
     def __init__(self, directory: Path, event: Any, patiently: Patience) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -220,8 +224,8 @@ class _EventFile:
 
 
 class WandbBackend:
-    """Weights & Biases. `runner_step` is the x axis, since its own counter cannot go back when a run resumes; any chart
-    can have `env/num_steps` instead, which is logged with what was measured then. The config is the run's."""
+    """Weights & Biases. The x axis is `runner_step`, because its own counter cannot go back when a run resumes. A chart
+    can use `env/num_steps` instead, which is logged with the same metrics."""
 
     def __init__(
         self, run_dir: Path, run_id: str, run_name: str, project_name: str, config: Mapping[str, Any] | None
@@ -251,14 +255,15 @@ class WandbBackend:
         self._run.log({"runner_step": step, "eval/film": self._video(path)})
 
     def rewind(self, step: int, env_steps: int) -> None:
-        """What was logged stays: points of a step that is done again lie at the same place of its axis."""
+        """Nothing to do: the points of a repeated step lie at the same place of the x axis."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Nested metrics as flat floats: {"env": {"return": 1}} is {"env/return": 1.0}. A non-number is a TypeError."""
+    """Nested metrics as flat floats: {"env": {"return": 1}} gives {"env/return": 1.0}. Raises TypeError for other
+    values than numbers."""
     flat: dict[str, float] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):
@@ -272,13 +277,13 @@ def flatten_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, f
 
 
 def _drop_steps_after(path: Path, last_step: int) -> None:
-    """Keeps the whole lines up to `last_step`; the file is replaced in one move."""
+    """Keep the complete lines up to `last_step`; the file is replaced atomically."""
     with path.open(encoding="utf-8") as lines:
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
     write_whole(path, "".join(kept))
 
 
 def _env_steps_in(path: Path) -> int:
-    """The env steps of all that a `metrics.jsonl` holds; 0 where none are counted."""
+    """The largest number of env steps in a `metrics.jsonl`; 0 if it has none."""
     with path.open(encoding="utf-8") as lines:
         return int(max((json.loads(line).get("env/num_steps") or 0 for line in lines), default=0))

@@ -1,4 +1,4 @@
-"""Who was busy when: spans of one step, as a Chrome trace and as idle and overlap fractions."""
+"""Timeline of one step: the spans of its workers as a Chrome trace, and as idle and overlap fractions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlinf_lite.scheduler import Span
 Interval = tuple[float, float]
 
 WAITING = ("wait", "recv")
-"""A worker is not busy in spans whose names start like this."""
+"""Beginnings of the names of spans in which a worker waits, and is not busy."""
 
 
 def write_chrome_trace(spans: Iterable[Span], path: str | Path, **about: int) -> None:
     """Write a trace that chrome://tracing and https://ui.perfetto.dev open: components as groups, workers as rows.
 
-    Times are in microseconds from the first span's start. `about` (step=...) goes into the trace's metadata.
+    Times are in microseconds from the first span's start. `about` (step=...) is added to the trace's metadata.
     """
     path, spans = Path(path), sorted(spans, key=lambda span: (span.start, -span.end))
     origin = spans[0].start if spans else 0.0
@@ -60,17 +60,17 @@ def utilization(
 ) -> dict[str, float]:
     """`perf/{rollout,env,actor}_idle_frac` and `perf/overlap_frac` of one step.
 
-    A worker is busy wherever one of its spans runs and none of its waiting ones (named wait..., recv...) does; so a
-    span around a whole method is fine as long as the waits in it are timed. `phase` is the rollout phase
-    (generate_rollouts), `step` the whole step.
+    A worker is busy while one of its spans runs and none of its waiting spans (named wait..., recv...) does. So a span
+    may enclose a whole method if the waits in it have spans too. `phase` is the time of the rollout phase
+    (generate_rollouts), `step` that of the whole step.
 
     * idle: 1 - busy time / window, averaged over a component's workers. The window is `phase` for env and rollout
       and `step` for the actor.
-    * overlap: of the rollout phase, the time in which at least one worker of each component of `pair` is busy, as a
-      share of the smaller of the two components' busy times (any worker busy). 1 where the quicker component only ever
-      works while the slower one does (ideal pipelining), 0 where they strictly alternate.
+    * overlap: the time of the rollout phase in which at least one worker of each component of `pair` is busy, divided
+      by the smaller of the two components' busy times (any worker busy). It is 1 if the quicker component works only
+      while the slower one does (ideal pipelining), and 0 if they strictly alternate.
 
-    A component without spans has no entry, overlap needs both, and of an empty window nothing is said.
+    A component without spans has no entry; overlap needs spans of both; an empty window gives no entries.
     """
     times = np.array([*phase, *step, *(time for span in spans for time in (span.start, span.end))])
     edges, index = np.unique(times, return_inverse=True)  # nothing changes between one edge and the next

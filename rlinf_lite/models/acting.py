@@ -1,4 +1,4 @@
-"""A trained policy as whoever uses it calls it: one observation or a batch, and one action after the other."""
+"""Acting with a trained policy, one action after the other, for one observation or a batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class ActionQueue:
-    """Actions one by one: the policy is asked for a chunk, and again when `num_actions` of it are taken.
+    """Returns a policy's actions one by one; computes a new chunk after `num_actions` of the last were taken.
 
-    `num_actions`: how many of a chunk are executed; None: all. Call `reset` where an episode begins, of a batch
-    with the rows where one does.
+    `num_actions`: how many actions of a chunk are executed; None: all. Call `reset` when an episode begins; for a
+    batch, with the rows in which one begins.
     """
 
     def __init__(self, policy: Policy, num_actions: int | None = None, mode: Mode = "greedy") -> None:
-        """Raises ValueError for a number of actions that no chunk has, UnknownModeError."""
+        """Raises ValueError if `num_actions` is not from 1 to the length of a chunk, and UnknownModeError."""
         check_mode(mode)
         chunk = policy.num_action_chunks
         is_count = isinstance(num_actions, Integral) and not isinstance(num_actions, bool)
@@ -36,16 +36,18 @@ class ActionQueue:
         self._taken = np.zeros(0, np.int64)
 
     def reset(self, rows: Sequence[int] | NDArray[np.integer[Any] | np.bool_] | None = None) -> None:
-        """What is left of a chunk is not executed: of these rows of a batch, by number or with a bool for each, or of
-        all. The next `act` asks the policy for theirs alone."""
+        """Drop the rest of the chunks of these rows (numbers, or a bool for each row; None: all). The next `act`
+        computes new chunks for these rows only."""
         if rows is None:
             self._chunk = None
         elif self._chunk is not None:
             self._taken[list(rows)] = self._num_actions
 
     def act(self, obs: Mapping[str, Any]) -> NDArray[np.float32]:
-        """The next action, [D] or [B, D]; of `obs` (see `Policy.act`) those rows are read whose chunk begins. Raises
-        what that does, and ObservationError where there are other rows than the chunks that are executed have."""
+        """The next action, [D] or [B, D]. `obs` is as in `Policy.act`; only rows that need a new chunk are read.
+
+        Raises as `Policy.act`, and ObservationError if `obs` has another number of rows than the current chunks.
+        """
         batch, is_single = as_batch(obs)
         if self._chunk is None or (self._taken == self._num_actions).all():
             self._chunk = np.array(self._policy.act(obs, self._mode))
@@ -53,12 +55,12 @@ class ActionQueue:
         elif self._chunk.shape[:-2] != (() if is_single else (num_rows(batch),)):
             raise ObservationError(
                 f"the chunk that is executed is {list(self._chunk.shape)}, and this observation has "
-                f"{'no batch dimension' if is_single else f'{num_rows(batch)} rows'}. Call reset() where episodes begin"
+                f"{'no batch dimension' if is_single else f'{num_rows(batch)} rows'}. Call reset() when episodes begin"
             )
         elif (spent := np.flatnonzero(self._taken == self._num_actions)).size:
             self._chunk[spent] = self._policy.act(take_rows(batch, spent), self._mode)
             self._taken[spent] = 0
-        # a copy: the chunk is written to where rows get another
+        # a copy: new chunks of rows are written into this one
         actions = np.take_along_axis(self._chunk, self._taken[..., None, None], axis=-2)
         self._taken += 1
         return actions[..., 0, :]

@@ -1,4 +1,4 @@
-"""What a policy is: observations in, action chunks, log-probabilities and values out."""
+"""The interface of all policies: observations in; action chunks, log-probabilities and values out."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ NOISE_KEY = "noise_key"
 
 @dataclass
 class ActionOutput:
-    """What acting gives: `actions` float32 [B, C, D] in the environment's units; the rest as in `PolicyOutput`.
+    """Result of acting: `actions` float32 [B, C, D] in the environment's units; the rest as in `PolicyOutput`.
 
-    `forward_inputs` (only in mode `train`) is what `Policy.forward` needs to score these actions again, batch first.
+    `forward_inputs` (only in mode `train`): tensors, batch first, from which `Policy.forward` scores the same actions.
     """
 
     actions: Tensor
@@ -55,18 +55,18 @@ class PolicyOutput:
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """What a policy reads of an observation."""
+    """The parts of an observation that a policy reads."""
 
     cameras: dict[str, tuple[int, int]]
     """Height and width that the policy scales pictures to, by camera."""
     state_dim: int = 0
-    """0: no state."""
+    """Numbers in the state; 0: the policy reads no state."""
     has_instruction: bool = False
     needs_all_cameras: bool = True
-    """False: it does with some of them."""
+    """False: one of the cameras is enough."""
 
     def check(self, obs: Mapping[str, Any]) -> None:
-        """Raises ObservationError where a batch (`as_batch`) lacks what is read, or has another state."""
+        """Raises ObservationError if a batch (`as_batch`) lacks one of these parts, or its state has another size."""
         given = obs.get("images", {})
         missing = [camera for camera in self.cameras if camera not in given]
         has_others = len(missing) == len(self.cameras) or any(camera not in self.cameras for camera in given)
@@ -83,48 +83,49 @@ class PolicyInputs:
 
 
 class UnknownModeError(ValueError):
-    """No way of acting has that name."""
+    """A mode of acting that does not exist."""
 
 
 def check_mode(mode: str) -> None:
-    """Raises UnknownModeError for a mode of acting that there is none of."""
+    """Raises UnknownModeError unless `mode` is one of `Mode`."""
     if mode not in get_args(Mode):
         raise UnknownModeError(f"there is no mode {mode!r}. {did_you_mean(str(mode), get_args(Mode))}")
 
 
 class CheckpointFormatError(ValueError):
-    """A policy directory that cannot be loaded: a file or tensor is missing, foreign, or of the wrong shape."""
+    """A policy directory that cannot be loaded: a file or tensor is missing, unexpected, or of the wrong shape."""
 
 
 class Policy(nn.Module, ABC):
-    """Base of all policies. A subclass names itself with `@register_policy` and is built by `build_policy`.
+    """Base of all policies. A subclass gets its name from `@register_policy` and is built by `build_policy`.
 
-    At equal weights `forward(out.forward_inputs).logprobs` equals `out.logprobs` of the `predict_action_batch` before.
+    At equal weights, `forward(out.forward_inputs).logprobs` equals `out.logprobs`, where `out` is the result of
+    `predict_action_batch`.
     """
 
     policy_id: str
     num_action_chunks: int
     action_dim: int
     dimension_names: Mapping[str, Sequence[str]] = {}
-    """Of the `state`, if it reads one, and the `action` that it is trained on, where these have names; checkpoints keep
-    it."""
+    """Names of the dimensions of `state` (if the policy reads one) and `action`, where known; saved in checkpoints."""
     relative_actions = 0
-    """So many action dimensions are relative to the state where the chunk begins, and statistics of them have to be."""
+    """Number of leading action dimensions that are relative to the state at the beginning of the chunk; statistics of
+    actions must be relative too."""
 
     @abstractmethod
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        """Act on `obs` (see `envs.Obs`); sampling takes its noise from `obs["noise_key"]` where given."""
+        """Act on `obs` (see `envs.Obs`); sampling takes its noise from `obs["noise_key"]` if it is there."""
 
     def act(self, obs: Mapping[str, Any], mode: Mode = "greedy") -> NDArray[np.float32]:
-        """Act, as a user of a trained policy does: [C, D] for one observation, [B, C, D] for a batch of them, in the
-        environment's units. `models.ActionQueue` gives them one by one.
+        """Act with a trained policy: actions [C, D] for one observation, [B, C, D] for a batch, in the environment's
+        units. `models.ActionQueue` returns them one by one.
 
-        `obs`: `images` by camera (uint8 [H, W, 3]), `state` [S], `instruction` (a text), as far as this policy reads
-        them, or all of them with a batch dimension in front. What dropout there is, is switched off.
+        `obs`: `images` by camera (uint8 [H, W, 3]), `state` [S] and `instruction` (a text), as far as this policy reads
+        them; all without or all with a leading batch dimension. The policy is put into eval mode.
 
         Raises:
-            ObservationError: for an observation that cannot be meant, or that this policy cannot read.
-            UnknownModeError: for a mode that there is none of.
+            ObservationError: if the observation is malformed, or lacks what this policy reads.
+            UnknownModeError: if `mode` does not exist.
         """
         check_mode(mode)
         batch, is_single = as_batch(obs)
@@ -146,82 +147,83 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
-        """Values alone, [B, 1] or [B, C], without choosing actions."""
+        """Values [B, 1] or [B, C], without choosing actions."""
 
     def release(self) -> None:
-        """Give back the memory that acting keeps from call to call, if any: others are to have it now."""
+        """Free the memory that acting keeps between calls, if any."""
 
     @abstractmethod
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         """Score the actions in `forward_inputs`, with gradients."""
 
     def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What `forward` makes of `forward_inputs` that training does not change, batch first, without gradients.
+        """Intermediate results of `forward` that training does not change, batch first, without gradients.
 
-        Called once per step where `algorithm.update_epochs` is above 1; every epoch's `forward` gets it back, among its
-        inputs. Nothing, where all changes.
+        Called once per step if `algorithm.update_epochs` is above 1; `forward` then finds them among its inputs in
+        every epoch. Empty by default.
         """
         return {}
 
     @classmethod
     @abstractmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
-        """Build from the run's `model` section for an environment, weights at random."""
+        """Build from the run's `model` section for an environment, with random weights."""
 
     @abstractmethod
     def check_env_spec(self, spec: EnvSpec) -> None:
-        """Raise ValueError where this policy cannot read what the environment gives."""
+        """Raises ValueError if this policy cannot act on the observations of the environment."""
 
     def reads(self) -> PolicyInputs | None:
-        """What an observation has to have, which `rlinf-lite serve` tells clients. None: it does not say, and gets
-        whatever comes."""
+        """The parts that an observation must have; `rlinf-lite serve` sends them to clients. None: not stated, and
+        observations are not checked."""
         return None
 
     def take_names(self, names: Mapping[str, Sequence[str]]) -> None:
-        """Set `dimension_names`, without those of a state that it does not say to read."""
+        """Set `dimension_names`; those of the state only if `reads` says that the policy reads a state."""
         reads = self.reads()
         skipped = set() if reads is not None and reads.state_dim else {"state"}
         self.dimension_names = {name: list(x) for name, x in names.items() if name not in skipped}
 
     @abstractmethod
     def config_dict(self) -> dict[str, Any]:
-        """Everything `from_config_dict` needs to build the same policy with other weights; JSON."""
+        """All that `from_config_dict` needs to build the same policy with other weights; JSON."""
 
     @classmethod
     @abstractmethod
     def from_config_dict(cls, config: dict[str, Any]) -> Self:
-        """Build from `config_dict()`, weights at random."""
+        """Build from `config_dict()`, with random weights."""
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What `sft_loss` reads of `obs` (see `envs.Obs`): tensors on the CPU, batch first, images as uint8.
+        """Inputs of `sft_loss` from `obs` (see `envs.Obs`): tensors on the CPU, batch first, images as uint8.
 
-        Called once per micro-batch on rows of demonstrations; weights are not read. What is random in the loss takes
-        its noise from `obs["noise_key"]`. Raises ValueError where `obs` does not fit, for example an instruction longer
-        than the context.
+        Called once per micro-batch on rows of demonstrations, without reading weights. Random parts of the loss take
+        their noise from `obs["noise_key"]`. Raises ValueError if `obs` does not fit, for example if an instruction is
+        longer than the context.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_inputs")
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Imitation loss on demonstrations: a scalar with gradients, the mean over the batch's executed actions.
 
-        `batch` is what `sft_inputs` returned, on the policy's device, and besides `actions` float32 [B, C, D] in the
-        environment's units, and `mask` bool [B, C], False where the episode had ended: those actions do not count.
-        Sharded weights are gathered around this call as around `forward`.
+        `batch` has what `sft_inputs` returned, on the policy's device; `actions` float32 [B, C, D] in the environment's
+        units; and `mask` bool [B, C], False after the end of the episode: those actions do not count. Sharded weights
+        are gathered for this call as for `forward`.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_loss")
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """Normalise as demonstrations say, where this policy normalises by statistics: in the place of what
-        `from_config` took from the environment, before the first update, in actors and rollout workers alike.
+        """Normalise with the statistics of demonstrations instead of those that `from_config` took from the
+        environment. Called before the first update, in actors and rollout workers. A policy that normalises nothing by
+        statistics ignores it.
 
-        `statistics` of `action`, and of `state` where the demonstrations have one: `min`, `max`, `mean`, `std`, `q01`,
-        ..., `q99`, by dimension and in the environment's units; no range among them is 0. What is taken has to be in
-        `config_dict()`, by which checkpoints keep it.
+        `statistics` of `action`, and of `state` if the demonstrations have one: `min`, `max`, `mean`, `std`, `q01`,
+        ..., `q99`, by dimension, in the environment's units; no range is 0. They must be part of `config_dict()`, so
+        that checkpoints keep them.
         """
 
     def usual_ranges(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Low and high by dimension of `state` and `action`, as the statistics say that this policy normalises by;
-        nothing where it has none. What demonstrations are compared with when a trained policy learns from them."""
+        """Low and high by dimension of `state` and `action`, from the statistics that this policy normalises by; empty
+        without statistics. Demonstrations are compared with them when a trained policy learns from them."""
         return {}
 
     def fsdp_units(self) -> list[nn.Module]:
@@ -229,11 +231,11 @@ class Policy(nn.Module, ABC):
         return []
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Parameters that only the value uses; they take `actor.optim.value_lr`."""
+        """Parameters that only the value uses; their learning rate is `actor.optim.value_lr`."""
         return []
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write `config.json` and `model.safetensors`, from `state_dict` where this module's own is sharded."""
+        """Write `config.json` and `model.safetensors`. `state_dict`: the whole weights, if this module is sharded."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = {"policy_id": self.policy_id, **self.config_dict()}
@@ -249,13 +251,13 @@ class Policy(nn.Module, ABC):
         *,
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read what `save_pretrained` wrote. `model`, a run's section, may replace settings that weights leave open.
+        """Load what `save_pretrained` wrote. `model`, a run's section, may replace settings that weights leave open.
 
-        `read_weights` False: a policy of the same size with random weights; for `--dry-run`. `config`: what
-        `read_policy_config` returns, where it has been read already. A subclass may leave these two out.
+        `read_weights` False: a policy of the same size with random weights, for `--dry-run`. `config`: the result of
+        `read_policy_config`, if the caller has it already. A subclass may lack these two parameters.
 
         Raises:
-            CheckpointFormatError: listing missing, foreign and misshapen tensors.
+            CheckpointFormatError: listing tensors that are missing, unexpected or of the wrong shape.
         """
         directory = Path(directory)
         policy = cls.from_config_dict(dict(read_policy_config(directory) if config is None else config))
@@ -264,11 +266,11 @@ class Policy(nn.Module, ABC):
         return policy
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
-        """The whole state dict that `save_pretrained` wrote to `directory`; this policy may be sharded, and is not
-        changed.
+        """The whole state dict that `save_pretrained` wrote to `directory`. This policy, which may be sharded, does not
+        change.
 
         Raises:
-            CheckpointFormatError: listing missing, foreign and misshapen tensors.
+            CheckpointFormatError: listing tensors that are missing, unexpected or of the wrong shape.
         """
         file = Path(directory) / "model.safetensors"
         if not file.is_file():
@@ -279,9 +281,10 @@ class Policy(nn.Module, ABC):
 
 
 def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
-    """Keep the inputs of these layers, which have no dropout, instead of their activations; hooks stay outside.
+    """Recompute the activations of these layers in the backward pass; only their inputs are kept. The layers must not
+    have dropout. Their own hooks are not called again when they are recomputed.
 
-    Transformers' own way would do so in training mode alone, where dropout and the like are on, and drop caches there.
+    Transformers' own gradient checkpointing works only in training mode, where dropout is on and caches are dropped.
     """
     for layer in layers:
         recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -289,7 +292,7 @@ def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
 
 
 def read_policy_config(directory: Path) -> dict[str, Any]:
-    """`policy_config` of a directory. Raises CheckpointFormatError where it has none, or one that is no JSON."""
+    """The `policy_config` of a directory. Raises CheckpointFormatError if it is missing or is no JSON."""
     if (problem := why_no_policy(directory)) is not None:
         raise CheckpointFormatError(f"{directory}{problem}")
     try:
@@ -300,7 +303,7 @@ def read_policy_config(directory: Path) -> dict[str, Any]:
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """Those in a directory, by name: to be saved with a policy that had none of its own."""
+    """Contents of the tokenizer files in a directory, by name; saved with a policy that had none of its own."""
     names = ("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
     return {
         file.name: file.read_bytes()
@@ -310,7 +313,7 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
 
 
 def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str) -> None:
-    """Compare names and shapes. Raises CheckpointFormatError listing every difference."""
+    """Compares names and shapes. Raises CheckpointFormatError listing every difference."""
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"unexpected {name}" for name in found if name not in expected]
     problems += [
@@ -323,7 +326,7 @@ def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], s
 
 
 def row_noise_keys(obs: Mapping[str, Any], num_rows: int) -> np.ndarray:
-    """The rows' noise keys, or random ones where the caller gave none (interactive use)."""
+    """The rows' noise keys; random ones if `obs` has none (interactive use)."""
     if NOISE_KEY in obs:
         return np.asarray(obs[NOISE_KEY], dtype=np.uint64)
     return torch.randint(0, 2**62, (num_rows,)).numpy().astype(np.uint64)

@@ -1,4 +1,4 @@
-"""Policies that leave only their network to be written: `GaussianPolicy`, `TokenPolicy`, `VelocityPolicy`."""
+"""Base classes for policies of which only the network is new: `GaussianPolicy`, `TokenPolicy`, `VelocityPolicy`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class BuiltPolicy(Policy):
-    """What is around layers of whatever kind: sizes, options and their file, observations as tensors. [-1, 1] of
-    normalised actions maps onto the environment's bounds."""
+    """The parts of a policy that do not depend on its layers: sizes, options, config file, observations as tensors.
+    Normalised actions are in [-1, 1], which maps onto the environment's bounds."""
 
     spec: EnvSpec
-    """Of the environment: `state_dim` (None without a state), `cameras` with their height and width, ..."""
+    """The environment: `state_dim` (None without a state), `cameras` with their height and width, ..."""
     options: SimpleNamespace
     """`model.options`, by name."""
     num_values: int
@@ -60,15 +60,15 @@ class BuiltPolicy(Policy):
     @property
     @abstractmethod
     def num_outputs(self) -> int:
-        """Numbers that the network returns per row."""
+        """Count of numbers that the network returns per row."""
 
     @abstractmethod
     def build(self) -> None:
-        """Make the layers: of `self.spec`, `self.options`, `self.num_outputs` and `self.num_values`."""
+        """Make the layers, from `self.spec`, `self.options`, `self.num_outputs` and `self.num_values`."""
 
     def inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """What the network reads: `state` float32 [B, S], and the pictures of each camera under its name, uint8
-        [B, H, W, 3], scaled to the size that the policy was made for. Trajectories keep it, so pictures stay bytes.
+        """The network's inputs: `state` float32 [B, S], and the pictures of each camera under its name, uint8
+        [B, H, W, 3], scaled to the size that the policy was made for. Trajectories keep them, so pictures stay bytes.
         Override it to read more, such as instructions."""
         images = {name: torch.from_numpy(np.asarray(obs["images"][name])) for name in self.spec.cameras}
         found = {name: resized(image, self.spec.cameras[name]) for name, image in images.items()}
@@ -107,7 +107,7 @@ class BuiltPolicy(Policy):
         return PolicyInputs(dict(self.spec.cameras), self.spec.state_dim or 0)
 
     def _sized(self, found: Any, what: str, rows: int, count: str) -> Tensor:
-        """`found` as float32, of `rows` rows and as many columns as the attribute `count` says."""
+        """`found` as float32. Raises ValueError unless it has `rows` rows and as many columns as attribute `count`."""
         columns = getattr(self, count)
         if isinstance(found, Tensor) and found.shape[:1] == (rows,) and found.numel() == rows * columns:
             return found.float()
@@ -129,18 +129,18 @@ class BuiltPolicy(Policy):
 
 
 class NetworkPolicy(BuiltPolicy):
-    """A network that says how to act at once. A subclass writes `build` and `network`."""
+    """A policy whose network is called once per decision. A subclass writes `build` and `network`."""
 
     outputs_per_action: int
+    """Outputs of the network for each number of an action."""
     head: Gaussian | CategoricalTokens
 
     @abstractmethod
     def network(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """`num_outputs` numbers that say how to act, and `num_values` values, [B, ...] each, of what `inputs` gives."""
+        """Outputs [B, num_outputs] for the head, and values [B, num_values], from the result of `inputs`."""
 
     @property
     def num_outputs(self) -> int:
-        """Of the network, for a decision: `outputs_per_action` for each number of each action of a chunk."""
         return self.num_action_chunks * self.action_dim * self.outputs_per_action
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
@@ -168,11 +168,11 @@ class NetworkPolicy(BuiltPolicy):
 
     @abstractmethod
     def _choose(self, outputs: Tensor, noise_keys: np.ndarray | None) -> Tensor:
-        """What is scored again, [B, C, D]: sampled with each row's own noise, or (None) the likeliest."""
+        """Actions [B, C, D] as the head scores them: sampled with each row's own noise; the likeliest for None."""
 
     @abstractmethod
     def _normalised(self, chosen: Tensor) -> Tensor:
-        """Actions [B, C, D] in [-1, 1]."""
+        """The actions [B, C, D] of `chosen`, in [-1, 1]."""
 
     @abstractmethod
     def _distance(self, outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class NetworkPolicy(BuiltPolicy):
 
 class GaussianPolicy(NetworkPolicy):
     """The network's outputs are means of normalised actions; the standard deviations are parameters, the same in every
-    state. Samples are not squashed: the environment clips what lies outside. Imitation: squared error of the means."""
+    state. Samples are not squashed: actions outside the bounds are clipped. Imitation: squared error of the means."""
 
     outputs_per_action = 1
     log_std_init = -0.5
@@ -214,8 +214,8 @@ class GaussianPolicy(NetworkPolicy):
 
 
 class TokenPolicy(NetworkPolicy):
-    """The network's outputs are logits of `outputs_per_action` bins for each number of an action, which divide [-1, 1]
-    equally. Imitation: cross-entropy of the bin that a number lies in."""
+    """The network's outputs are logits of `outputs_per_action` equal bins of [-1, 1], for each number of an action.
+    Imitation: cross-entropy of the bin that a number lies in."""
 
     outputs_per_action = 256
 
@@ -240,9 +240,9 @@ class TokenPolicy(NetworkPolicy):
 
 
 class VelocityPolicy(BuiltPolicy):
-    """The network is a velocity, which turns noise into a chunk of normalised actions in `num_steps` steps: one
-    `Sampler` for this and for pi0 (its docstring has the formulas). A subclass writes `build`, `prefix` and `velocity`;
-    what is below may be set in `build`. Imitation: squared error of the velocity."""
+    """The network is a velocity, which turns noise into a chunk of normalised actions in `num_steps` steps
+    (`flow/sampler.py` has the formulas). A subclass writes `build`, `prefix` and `velocity`; `build` may set the
+    attributes below. Imitation: squared error of the velocity."""
 
     num_steps: int = 4
     method: Literal["flow_sde", "flow_noise", "flow_cps"] = "flow_sde"
@@ -259,13 +259,13 @@ class VelocityPolicy(BuiltPolicy):
 
     @abstractmethod
     def prefix(self, inputs: dict[str, Tensor]) -> tuple[Any, Tensor]:
-        """What velocities need to know of an observation, once per decision, and `num_values` values."""
+        """The features that `velocity` reads, computed once per decision, and values [B, num_values]."""
 
     @abstractmethod
     def velocity(self, prefix: Any, x: Tensor, t: Tensor) -> Tensor:
-        """`num_outputs` numbers at noisy actions `x` [B, C, D] and times `t` [B], from 1, noise, to 0, actions: the
-        velocity of each number of an action; with flow_noise, behind those of its action, as many more, from which
-        standard deviations within `noise_range` are made."""
+        """Velocities [B, num_outputs] at noisy actions `x` [B, C, D] and times `t` [B], from 1 (noise) to 0 (actions).
+        With flow_noise, the D velocities of each action are followed by D more numbers, from which standard deviations
+        within `noise_range` are computed."""
 
     @property
     def num_outputs(self) -> int:

@@ -1,4 +1,4 @@
-"""`check_policy`: does a policy keep the contract? In sentences that say what is wrong and how to mend it."""
+"""`check_policy`: the ways in which a policy breaks the contract of `Policy`, in sentences that say how to fix them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _RANDOM_OR_OF_THE_BATCH = (
 
 
 def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig | None = None) -> list[str]:
-    """Everything that is wrong, one sentence each; an empty list is good news.
+    """All problems of a policy, one sentence each; an empty list if there are none.
 
-    Takes a class, built by `from_config(cfg, spec)`, or a policy for environments of `spec`. It acts on random
-    observations, scores what it did, and is saved and loaded. On the CPU, in fp32; weights stay as they are.
+    `policy`: a policy for environments of `spec`, or a class, which is built by `from_config(cfg, spec)`. It acts on
+    random observations, scores its actions, and is saved and loaded, on the CPU in fp32. Its weights do not change.
     """
     from rlinf_lite.config.schema import ModelConfig
 
@@ -53,7 +53,7 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
     problems = Sentences()
     cfg = cfg or ModelConfig()
     card = PolicyCard.of(kind, "the policy")
-    if card.Options is not None and not isinstance(cfg.options, card.Options):  # those of another policy
+    if card.Options is not None and not isinstance(cfg.options, card.Options):  # the options of another policy
         cfg = cfg.model_copy(update={"options": card.options({})})
     if isinstance(policy, type):
         with problems.of("from_config"):
@@ -78,7 +78,7 @@ def check_policy(policy: Policy | type[Policy], spec: EnvSpec, cfg: ModelConfig 
 
 
 def random_obs(spec: EnvSpec, seed: int = 0, rows: int = _ROWS) -> dict[str, Any]:
-    """An observation of some rows, with noise keys, as an environment of `spec` could give it."""
+    """A random observation of `rows` rows, with noise keys, as an environment of `spec` could give it."""
     rng = np.random.default_rng(seed)
     obs: dict[str, Any] = {
         "instruction": ["push the red block" if spec.has_instruction else ""] * rows,
@@ -94,7 +94,7 @@ def random_obs(spec: EnvSpec, seed: int = 0, rows: int = _ROWS) -> dict[str, Any
 
 
 def _contract_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
-    """Shapes and types; what acting and training say of the same actions."""
+    """Problems of shapes, types and gradients, and scores that differ between acting and training."""
     policy.check_env_spec(spec)
     for name, wanted in (("num_action_chunks", cfg.num_action_chunks), ("action_dim", spec.action_dim)):
         if getattr(policy, name, None) != wanted:
@@ -169,12 +169,12 @@ def _output_problems(output: Any, kind: type, where: str, spec: EnvSpec, cfg: Mo
 def _disagreements(
     policy: Policy, inputs: dict[str, Tensor], acted: ActionOutput, scored: PolicyOutput
 ) -> Iterator[str]:
-    """At equal weights acting and training must agree, whatever the batch."""
+    """Scores that differ between acting and training at equal weights, or between batches of different size."""
     gap = _gap(acted.logprobs, scored.logprobs)
     if gap > _TOLERANCE:
         in_eval = _gap(acted.logprobs, _scored_in_eval(policy, inputs).logprobs)
         named = _random_or_of_the_batch(policy)
-        if in_eval <= _TOLERANCE or named:  # what batch normalisation has seen meanwhile is in its eval mode
+        if in_eval <= _TOLERANCE or named:  # train mode has changed batch normalisation's statistics
             yield (
                 f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch in train mode, in which "
                 f"it is called; leave out dropout and batch normalisation{named}."
@@ -182,7 +182,7 @@ def _disagreements(
         else:
             yield (
                 f"forward's log-probabilities are {gap:.2g} off those of predict_action_batch at equal weights; put "
-                "the very sample that was scored into forward_inputs (before clipping and squashing), and use the "
+                "the sample itself that was scored into forward_inputs (before clipping and squashing), and use the "
                 "same temperature in both."
             )
         return
@@ -213,7 +213,7 @@ def _scored_in_eval(policy: Policy, inputs: dict[str, Tensor]) -> PolicyOutput:
 
 
 def _random_or_of_the_batch(policy: Policy) -> str:
-    """`: name (Class)` of the modules that draw noise or mix rows where they train."""
+    """`: name (Class)` of the modules that draw noise or mix rows in train mode."""
     found = [
         f"{name} ({type(one).__name__})"
         for name, one in policy.named_modules()
@@ -223,7 +223,7 @@ def _random_or_of_the_batch(policy: Policy) -> str:
 
 
 def _noise_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
-    """Sampling is a function of the row's observation and noise key, and of nothing else."""
+    """Problems of sampling, which must depend on nothing but the row's observation and noise key."""
     policy.eval()
     obs = random_obs(spec)
 
@@ -246,7 +246,7 @@ def _noise_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator
 
 
 def _file_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
-    """What is saved is what is loaded."""
+    """Differences between a policy and the same one after saving and loading."""
     config = policy.config_dict()
     if json.loads(json.dumps(config)) != config:
         yield "config_dict changes on its way through JSON; return lists, dicts with text keys, numbers and text."
@@ -276,7 +276,7 @@ def _file_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[
 
 
 def _statistics(spec: EnvSpec) -> dict[str, dict[str, list[float]]]:
-    """As demonstrations could have them, within the environment's bounds."""
+    """Statistics that demonstrations could have, within the environment's bounds."""
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     ranges = {"action": (low + (high - low) / 4, high)}
     if spec.state_dim is not None:
@@ -290,7 +290,7 @@ def _statistics(spec: EnvSpec) -> dict[str, dict[str, list[float]]]:
 
 
 def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iterator[str]:
-    """Only where the policy can be trained on demonstrations."""
+    """Problems of `sft_loss`; none for a policy that has no such method of its own."""
     if type(policy).sft_loss is Policy.sft_loss:
         return
     low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
@@ -301,7 +301,7 @@ def _imitation_problems(policy: Policy, spec: EnvSpec, cfg: ModelConfig) -> Iter
         yield f"sft_loss gives {kind_of(loss)}; return a finite scalar with gradients."
     elif not loss.requires_grad:
         yield (
-            "sft_loss has no gradients: no parameter that it depends on requires them; unfreeze those that shall "
+            "sft_loss has no gradients: no parameter that it depends on requires them; unfreeze those that should "
             "train, and leave out no_grad and detach there."
         )
 

@@ -1,5 +1,5 @@
-"""Passes recorded as CUDA graphs. A pass is hundreds of small operations, which a GPU does faster than Python launches
-them; a recorded one is launched as a whole."""
+"""Forward passes recorded as CUDA graphs. A pass is hundreds of small operations, which a GPU computes faster than
+Python launches them; a recorded pass is launched as a whole."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_on
 log = logging.getLogger(__name__)
 
 enabled = True
-"""Of this process; workers set it to `rollout.cuda_graphs`."""
+"""Whether this process records passes; workers set it to `rollout.cuda_graphs`."""
 
 Pass = Callable[[], Any]
-"""What it returns is tensors, in tuples and dicts of whatever depth."""
+"""A function without arguments that returns tensors, in nested tuples and dicts."""
 
 _under_way = ContextVar("under_way", default=False)
 _KEPT = 8
-"""Recorded calls of a model: a shape of training's, of an evaluation's, and some to spare."""
+"""Recorded calls that are kept per model: the shapes of training and of evaluation, and some more."""
 _LAUNCHED = 2
-"""Times that the same pass is not recorded yet: it may never come again."""
+"""A pass is recorded after it was launched this many times, as most passes that come once never come again."""
 _capturing = Lock()  # torch has one stream for all recordings of a process
 
 _aten = torch.ops.aten
@@ -40,23 +40,24 @@ _WAITING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def can_record(device: torch.device) -> bool:
-    """Not where something watches each operation, such as a count of FLOPs."""
+    """Whether passes on `device` can be recorded; not while a dispatch mode, such as a FLOP counter, is active."""
     return enabled and device.type == "cuda" and _get_current_dispatch_mode() is None
 
 
 def record(work: Pass, pool: Any = None) -> Pass:
-    """`work`, recorded: what is returned does the same operations on the same memory, and returns the same tensor with
-    new numbers, which the next call overwrites. Numbers and shapes that Python knows stay what they are now, and so
-    must the memory of all that `work` reads, weights included. It is called twice, and must write the same each time.
-    Where it cannot be recorded, since it waits for the GPU on its way, say, that is logged, and `work` itself is
-    returned.
+    """A function that replays the operations of `work` on the same memory. It returns the same tensors each time, with
+    new numbers, which the next call overwrites.
 
-    `pool`, a `torch.cuda.graph_pool_handle()`: recordings of one pool share the memory of what they compute, and any of
-    them overwrites what another has returned.
+    Python's numbers and shapes stay as they are now. All memory that `work` reads, weights included, must stay in
+    place. `work` is called twice here and must write the same each time. If it cannot be recorded, for example because
+    it waits for the GPU, a warning is logged and `work` itself is returned.
+
+    `pool`: a `torch.cuda.graph_pool_handle()`. Recordings of one pool share memory, and each overwrites the results of
+    the others.
     """
     under_way = _under_way.set(True)
     try:
-        with _Unrecordable():  # what libraries set up when first called is not to be recorded either
+        with _Unrecordable():  # this call also does the libraries' one-time setup, which must not be recorded
             work()
         return _captured(work, pool)
     except RuntimeError as error:
@@ -67,13 +68,13 @@ def record(work: Pass, pool: Any = None) -> Pass:
 
 
 def is_recording() -> bool:
-    """Whether what is computed now is being recorded, so that nothing may be looked up in the GPU's memory."""
+    """Whether the current pass is being recorded, so that Python may not read numbers from the GPU."""
     return not torch.compiler.is_compiling() and _under_way.get()
 
 
 class Recordings:
-    """Recorded passes by `key`, whatever Python knows of them, of which one runs at a time. The first few are launched:
-    recording costs about as much. Once the weights lie elsewhere, passes are recorded again."""
+    """Recorded passes by `key`, which must differ wherever Python's numbers or shapes do. One runs at a time. The first
+    `_LAUNCHED` calls of a pass are not recorded. When the weights move to other memory, passes are recorded again."""
 
     _passes: dict[Hashable, Pass]
     _uses: Counter[Hashable]
@@ -82,7 +83,7 @@ class Recordings:
     _where: tuple[int, ...] | None = None
 
     def run(self, key: Hashable, work: Pass, weights: Iterable[Tensor]) -> Any:
-        """What `work`, which reads `weights`, returns, by a recording of it if there can be one; see `record`."""
+        """The result of `work`, which reads `weights`; by a recording of it if possible (see `record`)."""
         where = addresses(weights)
         if where != self._where:
             self._start_over(where)
@@ -100,12 +101,12 @@ class Recordings:
 
     def _start_over(self, where: tuple[int, ...]) -> None:
         self._where, self._passes, self._can_record, self._uses = where, {}, True, Counter()
-        self._pool = torch.cuda.graph_pool_handle()  # one that no recording has any more cannot be used again
+        self._pool = torch.cuda.graph_pool_handle()  # a pool without recordings cannot be used again
 
 
 class Calls:
-    """Calls of a model's functions, each recorded by its name and what Python knows of its arguments. What is copied or
-    saved with the model is none of them."""
+    """Recorded calls of a model's functions, by function name and by shapes, types and Python values of the arguments.
+    Recordings are not copied or saved with the model."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # threads that act with one model would write to the same memory
@@ -115,13 +116,13 @@ class Calls:
         return Calls, ()
 
     def clear(self) -> None:
-        """Give back the memory of all."""
+        """Free the memory of all recordings."""
         self._recordings = Recordings()
         self._kept: OrderedDict[Hashable, tuple[list[Tensor], Pass]] = OrderedDict()
 
     def __call__(self, model: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args)`, without gradients, by a recording if there can be one. Tensors that the function reads
-        besides `args` must be the model's, and what it does follow from nothing else that changes."""
+        """`function(*args)`, without gradients, by a recording if possible. Besides `args` the function may read only
+        the model's tensors, and Python values that never change."""
         flat, structure = tree_flatten(args)
         given = [x for x in flat if isinstance(x, Tensor)]
         device = next(model.parameters()).device
@@ -131,7 +132,7 @@ class Calls:
         kinds = tuple((x.shape, x.dtype, x.device) if isinstance(x, Tensor) else x for x in flat)
         autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
         key = function.__name__, kinds, str(structure), autocast
-        # memory that stays is written to by later calls, in inference mode or not
+        # outside inference mode: later calls, in that mode or not, write to the memory that is kept
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if key not in self._kept:
                 self._kept[key] = self._new(function, flat, structure)
@@ -145,31 +146,31 @@ class Calls:
             return tree_map_only(Tensor, torch.clone, self._recordings.run(key, work, weights))
 
     def _new(self, function: Callable[..., Any], flat: list[Any], structure: TreeSpec) -> tuple[list[Tensor], Pass]:
-        """The memory of a recording's own that stands for the tensors in `flat`, and the call with it."""
+        """New tensors that replace those in `flat`, and a call of the function with them."""
         own = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in flat]
         return [x for x in own if isinstance(x, Tensor)], lambda: function(*tree_unflatten(own, structure))
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Or compiled code, which may be recorded itself."""
+    """Whether the module has forward hooks, or compiled code, which may record itself."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
 
 
 def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
-    """Where they are: what is recorded with them holds no longer than these stay the same."""
+    """Memory addresses of the tensors; a recording that reads the tensors is valid while these stay the same."""
     return tuple(tensor.data_ptr() for tensor in tensors)
 
 
 def _captured(work: Pass, pool: Any) -> Pass:
     pool = pool or torch.cuda.graph_pool_handle()
     graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-    torch.clear_autocast_cache()  # weights cast before would be read, and those cast now be kept
+    torch.clear_autocast_cache()  # the recording must not read weights cast before, nor leave its own to others
     try:
         # other threads of this process may use the GPU meanwhile
         with _capturing, torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = work()
-    except BaseException:  # Ctrl-C too: torch would go on to allocate for the broken recording, on its stream
-        with suppress(RuntimeError):  # it had ended already
+    except BaseException:  # Ctrl-C too: otherwise torch keeps allocating from the broken recording's pool and stream
+        with suppress(RuntimeError):  # the recording had ended already
             torch._C._cuda_endAllocateToPool(before.device_index, pool)
             torch._C._cuda_releasePool(before.device_index, pool)
         torch.cuda.set_stream(before)
@@ -185,14 +186,14 @@ def _captured(work: Pass, pool: Any) -> Pass:
 
 
 class _Unrecordable(TorchDispatchMode):
-    """Raises RuntimeError for operations that wait for the GPU: in a recording they would break more than itself."""
+    """Raises RuntimeError for operations that wait for the GPU, which in a recording break the process's CUDA state."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with self:  # in inference mode, operations that consist of others arrive whole
+        with self:  # in inference mode, composite operations arrive here as one
             found = func.decompose(*args, **(kwargs or {}))
         if found is not NotImplemented:
             return found
-        if func in _INDEXING:  # by a mask: how many it marks is looked up, unless all become one number
+        if func in _INDEXING:  # a mask's count is read back, unless all marked elements become one number
             waits = any(x is not None and x.dtype == torch.bool for x in args[1])
             waits &= func is _INDEXING[0] or args[2].numel() > 1
         else:
@@ -209,4 +210,4 @@ class _Unrecordable(TorchDispatchMode):
 
 @cache
 def _warn(reason: str) -> None:
-    log.warning("A pass cannot be recorded as a CUDA graph, and is launched piece by piece: %s", reason)
+    log.warning("A pass cannot be recorded as a CUDA graph; its operations are launched one by one: %s", reason)

@@ -1,4 +1,4 @@
-"""Action heads: how hidden features become a distribution over action chunks."""
+"""Action heads: distributions over action chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_lite.models.sampling import normal_noise, uniform_noise
 class Gaussian(nn.Module):
     """Diagonal Gaussian over normalised actions; its log standard deviations are parameters, the same in every state.
 
-    Temperature scales the standard deviation, for sampling and for scoring alike.
+    Temperature scales the standard deviation, both for sampling and for scoring.
     """
 
     def __init__(self, num_action_chunks: int, action_dim: int, log_std_init: float, temperature: float = 1.0) -> None:
@@ -44,20 +44,20 @@ class Gaussian(nn.Module):
 class CategoricalTokens:
     """One categorical distribution per action token, over the logits [..., K] of the bins.
 
-    Temperature divides the logits, for sampling and for scoring alike.
+    Temperature divides the logits, both for sampling and for scoring.
     """
 
     def __init__(self, temperature: float = 1.0) -> None:
         self.temperature = temperature
 
     def noise(self, noise_keys: np.ndarray, num_tokens: int, device: torch.device) -> Tensor:
-        """Each row's own `uniform` for `sample`, float32 [B, num_tokens]."""
+        """The `uniform` of `sample`, from each row's own key: float32 [B, num_tokens]."""
         return torch.from_numpy(uniform_noise(noise_keys, num_tokens)).float().to(device)
 
     def sample(self, logits: Tensor, uniform: Tensor) -> Tensor:
         """Bins int64 [...] where the cumulative distribution reaches `uniform` [...], numbers in (0, 1)."""
         cumulative = torch.softmax(self._tempered(logits), dim=-1).cumsum(-1)
-        bins = (cumulative < uniform[..., None] * cumulative[..., -1:]).sum(-1)  # the sum may be just off 1
+        bins = (cumulative < uniform[..., None] * cumulative[..., -1:]).sum(-1)  # the sum may not be exactly 1
         return bins.clamp(max=logits.shape[-1] - 1)
 
     def logprobs(self, logits: Tensor, bins: Tensor) -> Tensor:
@@ -66,12 +66,12 @@ class CategoricalTokens:
         return logits.gather(-1, bins[..., None]).squeeze(-1) - logits.logsumexp(-1)
 
     def entropy(self, logits: Tensor) -> Tensor:
-        """[...]."""
+        """Entropies [...] of the distributions."""
         log_distribution = torch.log_softmax(self._tempered(logits), dim=-1)
         return -(log_distribution.exp() * log_distribution).sum(-1)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """[...], against distributions over the bins, `labels` [..., K]."""
+        """Cross-entropies [...] against `labels` [..., K], distributions over the bins."""
         return -(labels * torch.log_softmax(self._tempered(logits), dim=-1)).sum(-1)
 
     def _tempered(self, logits: Tensor) -> Tensor:

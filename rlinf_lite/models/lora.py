@@ -1,5 +1,4 @@
-"""Low-rank adapters (peft's) within a policy or a language model: their options, importable without torch, adding and
-merging them."""
+"""Low-rank adapters (peft's) in a policy or a language model: options, adding and merging. Importable without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _OTHERS = (
     "save_pretrained)"
 )
 ADAPTER, ADAPTER_CONFIG = "adapter", "adapter_config.json"
-"""Within a language model's directory, what peft reads and writes."""
+"""Directory of the adapters in a language model's directory, and peft's config file there."""
 
 
 class LoraOptions(Section):
@@ -35,7 +34,7 @@ class LoraOptions(Section):
     targets: list[str] = list(USUAL_TARGETS)
     """Names of the linear layers that get an adapter."""
     also_train: list[str] = []
-    """Modules that train in full besides the heads, for example proprio_projector."""
+    """Modules whose own weights train too, besides those of the heads, for example proprio_projector."""
 
 
 class LanguageLoraOptions(Section):
@@ -51,9 +50,9 @@ class LanguageLoraOptions(Section):
 def lacks_adapters(
     own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str, key: str = "model.options.lora"
 ) -> bool:
-    """Whether a policy whose adapters are `own` (empty: none) is to get those that a run wants, in `key`.
+    """Whether a policy with the adapters `own` (empty: none) must still get those that a run wants.
 
-    Raises ValueError where it has others.
+    `key` is the run's config key. Raises ValueError if the policy has other adapters than `wanted`.
     """
     if own and wanted["rank"] and own != wanted:
         raise ValueError(f"{key}: {_OTHERS.format(dict(wanted), dict(own), policy)}")
@@ -61,7 +60,7 @@ def lacks_adapters(
 
 
 def other_adapters(own: Mapping[str, Any], wanted: Mapping[str, Any], policy: str) -> Iterator[Problem]:
-    """What `lacks_adapters` raises, as a problem of a config, before anything is built."""
+    """The error of `lacks_adapters` as a problem of a config, found before anything is built."""
     if own and wanted["rank"] and own != wanted:
         yield Problem("model.options.lora", _OTHERS.format(dict(wanted), dict(own), policy))
 
@@ -74,12 +73,13 @@ def add_adapters(
     key: str = "model.options.lora",
     may_lack: Collection[str] = USUAL_TARGETS,
 ) -> None:
-    """Put adapters into `policy`. They and its modules `trained`, which get none, are all that trains then; modules
-    `without` get none and do not train. `lora`, which a config has in `key`: `rank`, `alpha` and `targets`, of which
-    the policy may lack those in `may_lack`, as architectures differ.
+    """Put adapters into `policy`. Afterwards only they and the modules `trained` train.
 
-    Raises ValueError for other targets that no linear layer is called, and for modules to train that there are not or
-    that are among those `without`; for a target whose weights another module has too.
+    `trained` and `without` get no adapters; `without` stay frozen. `lora` is the config section `key`: `rank`, `alpha`
+    and `targets`. Targets in `may_lack` need not exist, as architectures differ.
+
+    Raises ValueError for other targets that do not exist, for a target that shares its weights with another module, and
+    for `trained` modules that do not exist or are in `without`.
     """
     import peft
     from peft.tuners.lora import LoraLayer
@@ -113,11 +113,11 @@ def add_adapters(
     layers = {module.get_base_layer(): module for module in policy.modules() if isinstance(module, LoraLayer)}
     for name, module in places:
         if module in layers and any(module in pair and pair[0] is not pair[1] for pair in holders):
-            what = "has weights that another module has too, which adapters of its own would part. Leave it out"
+            what = "shares its weights with another module; with an adapter they would differ. Leave it out"
             raise ValueError(f"{key}.targets: {name} {what}")
-        if module in layers and policy.get_submodule(name) is module:  # peft replaces it under its first name alone
+        if module in layers and policy.get_submodule(name) is module:  # peft replaces only its first name
             policy.set_submodule(name, layers[module])
-    for layer in layers.values():  # autocast would cast back what peft casts to the adapters' type
+    for layer in layers.values():  # autocast would undo peft's cast to the adapters' type
         layer.cast_input_dtype_enabled = False
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
@@ -125,7 +125,7 @@ def add_adapters(
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it can get an adapter: a linear layer, or what GPT-2 has in the place of one."""
+    """Whether the module can get an adapter: a linear layer, or GPT-2's Conv1D, which is one too."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
@@ -133,12 +133,12 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def merge_adapters(policy: nn.Module) -> None:
-    """Make the weights what they are with their adapters, and leave the policy without any; all of it trains."""
+    """Merge the adapters into the weights and remove them; then all weights train."""
     from peft.tuners.lora import LoraLayer
 
     for name, layer in list(policy.named_modules(remove_duplicate=False)):
         if isinstance(layer, LoraLayer):
-            if not layer.merged:  # under another name of the same layer
+            if not layer.merged:  # it may have been merged under another name
                 layer.merge()
             policy.set_submodule(name, layer.get_base_layer())
     policy.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Pictures of another size than a policy's, scaled as PIL does."""
+"""Scaling of pictures to a policy's size, as PIL does it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 
-_UNIT = 2**22  # of PIL's fixed-point weights
+_UNIT = 2**22  # the 1 of PIL's fixed-point weights
 
 
 def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """uint8 [..., *size, 3] of uint8 [..., H, W, 3], bicubic, those of that size as they are; to the bit as PIL does
-    where it scales the width first. Of tall pictures some of its versions scale the height first, and round otherwise.
-    `size`: height and width. The aspect ratio is not kept."""
+    """Scale pictures uint8 [..., H, W, 3] to uint8 [..., *size, 3], bicubic. `size`: height and width; the aspect ratio
+    is not kept, and pictures of that size are returned as they are. Bit for bit as PIL where it scales the width first;
+    some versions of PIL scale the height of tall pictures first, which rounds differently."""
     shape, device = images.shape, images.device
     if shape[-3:-1] == size:
         return images
@@ -29,16 +29,17 @@ def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def kept(make: Callable[..., Tensor], most: int | None = 8) -> Callable[..., Tensor]:
-    """The last tensors that a function has made, instead of making them again: of a picture's largest side one has 15
-    MB. `most` of them; None: all, so that what is recorded (`graphs`) may read them. Not what it makes of fake tensors
-    (`preview.fake`), which have no numbers for those who ask afterwards."""
+    """Decorator that keeps the last `most` results of a function (up to 15 MB each, for the largest pictures).
+
+    `most` None keeps all, as recorded passes (`graphs`) need that read the results. Nothing is kept while tensors are
+    fake (`preview.fake`), as those have no numbers."""
     keeping = lru_cache(maxsize=most)(make)
 
     @wraps(make)
     def kept_or_made(*args: Hashable) -> Tensor:
         if torch.compiler.is_compiling() or detect_fake_mode() is not None:
             return make(*args)
-        with torch.inference_mode(False):  # what first comes while acting is kept for training, too
+        with torch.inference_mode(False):  # a tensor made while acting must serve training too
             return keeping(*args)
 
     return kept_or_made
@@ -46,8 +47,8 @@ def kept(make: Callable[..., Tensor], most: int | None = 8) -> Callable[..., Ten
 
 @kept
 def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
-    """PIL's weights [out, in], float64 whole numbers in `_UNIT`ths: convolution with a cubic (a = -0.5), widened when
-    shrinking so that nothing aliases."""
+    """PIL's weights [out, in], float64 whole numbers in units of 1 / `_UNIT`: convolution with a cubic (a = -0.5),
+    widened against aliasing when the picture shrinks."""
     scale = num_in / num_out
     width = max(scale, 1.0)
     centres = (torch.arange(num_out, dtype=torch.float64)[:, None] + 0.5) * scale
@@ -58,6 +59,16 @@ def _bicubic(num_in: int, num_out: int, device: torch.device) -> Tensor:
     weights = torch.where(d < 1, near, torch.where(d < 2, far, 0.0)) * ((pixels >= first) & (pixels < last))
     weights = weights / weights.sum(1, keepdim=True) * _UNIT
     return (weights + 0.5 * weights.sign()).trunc().to(device)
+
+
+def sincos_positions(side: int, width: int) -> Tensor:
+    """Embeddings [side * side, 4 * (width // 4)] of a square of patches: sines and cosines of the row, then of the
+    column, at width // 4 frequencies each."""
+    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
+    angles = torch.arange(side)[:, None] * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
+    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
+    return torch.cat([rows, columns], dim=2).reshape(side * side, -1)
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -35,11 +35,11 @@ def register_policy(name: str) -> Callable[[type[Policy]], type[Policy]]:
 
 
 def policy_class(policy_id: str) -> type[Policy]:
-    """The class that `model.id` names, itself or by its card.
+    """The policy class that `model.id` names: a registered name, or `pkg.module:Class`.
 
     Raises:
-        UnknownPolicyError: with the nearest registered name, or what is no policy.
-        PartImportError: where its module cannot be imported.
+        UnknownPolicyError: if no policy has that name (with the nearest one), or the class is no policy.
+        PartImportError: if its module cannot be imported.
     """
     cls = policy_part(policy_id)
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
@@ -49,13 +49,12 @@ def policy_class(policy_id: str) -> type[Policy]:
 
 
 def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Policy:
-    """The policy of a run: weights from `actor.checkpoint_load_path` or `rollout.model_dir` where set, else random.
+    """The policy of a run: weights from `actor.checkpoint_load_path` or `rollout.model_dir` if one is set, else random.
 
-    A policy class provides `from_config(model_cfg, env_spec)`. Random weights follow torch's global seed.
-    `read_weights` False: as large as that policy, with weights at random.
+    Random weights depend on torch's global seed. `read_weights` False: the same architecture with random weights.
 
     Raises:
-        ValueError: where a loaded policy does not fit the environment or `model.num_action_chunks`.
+        ValueError: if a loaded policy does not fit the environment or `model.num_action_chunks`.
     """
     directory = start_dir(cfg)
     if directory is None:
@@ -81,20 +80,20 @@ def load_policy(
     read_weights: bool = True,
     tokenizer: str | Path | None = None,
 ) -> Policy:
-    """The policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy knows;
-    of a checkpoint, or of a run the last one.
+    """Load the policy in `directory`: one that `save_pretrained` wrote, or a published one that a registered policy
+    recognises. A checkpoint's directory gives its policy, a run's directory that of its last checkpoint.
 
-    `model`, a run's section, replaces settings that the weights leave open. A warning says where the policy was trained
-    with others, and what its files leave open. `read_weights`: as in `build_policy`.
-    `tokenizer`: a directory that has one, where that of the policy has none.
+    `model`, a run's section, replaces settings that the weights leave open. A warning names settings that differ from
+    training, or that the files leave open. `read_weights`: as in `build_policy`. `tokenizer`: a directory with a
+    tokenizer, used if the policy's own has none.
 
     Raises:
-        CheckpointFormatError: where there is none, or a language model, which transformers loads.
-        CheckpointError: where files of a checkpoint are not what was written.
-        ValueError: where the policy reads no tokenizer that is given.
+        CheckpointFormatError: if there is no policy, or a language model, which transformers loads.
+        CheckpointError: if files of a checkpoint are damaged.
+        ValueError: if `tokenizer` is given for a policy that reads none.
     """
     directory = policy_directory(directory)
-    for place in (directory, directory.resolve()):  # it may be `.`, or a link, from or to elsewhere
+    for place in (directory, directory.resolve()):  # the directory may be `.` or a link
         if read_weights and place.name == "policy" and is_whole(place.parent):
             verify(place.parent, "policy/")
     policy = _load(directory, model, read_weights, tokenizer)
@@ -104,7 +103,7 @@ def load_policy(
 
 
 def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, tokenizer: str | Path | None) -> Policy:
-    """The policy in a directory; without the lines of `PolicyCard.notes`, which a run prints once for all workers."""
+    """As `load_policy`, without the lines of `PolicyCard.notes`, which a run prints once for all workers."""
     directory = policy_directory(directory)
     config = read_policy_config(directory)
     policy_id = config.get("policy_id") or _recognised(directory, config)
@@ -132,12 +131,12 @@ def _load(directory: str | Path, model: ModelConfig | None, read_weights: bool, 
 
 
 def is_language_model(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is that of what transformers' AutoModelForCausalLM loads, and of no policy."""
+    """Whether a `config.json` belongs to a language model (AutoModelForCausalLM of transformers), not to a policy."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
     return "policy_id" not in config and any(name in KNOWN.values() for name in config.get("architectures") or ())
 
 
 def _recognised(directory: Path, config: dict[str, Any]) -> str | None:
-    """The registered policy whose published checkpoint this is; None: it is of none of them."""
+    """Name of the registered policy whose published checkpoint this is; None: no policy recognises it."""
     return next((name for name in POLICIES.names() if policy_card(name).recognises(directory, config)), None)

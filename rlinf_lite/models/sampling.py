@@ -1,7 +1,7 @@
-"""Sampling noise as a function of (seed, environment, decision), so that what an environment does depends neither on
-which others share its batch nor on who is ready first.
+"""Sampling noise as a function of (seed, environment, decision), so that an environment's actions depend neither on the
+others in its batch nor on the order in which environments are ready.
 
-A key per row is hashed from the three; the numbers of a row are hashes of its key and their position.
+The key of a row is a hash of the three; the numbers of a row are hashes of its key and their position.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(GOLDEN)
 
 
 def noise_keys(seed: int, env_ids: np.ndarray, decisions: np.ndarray | int) -> np.ndarray:
-    """One key per row, uint64 [B], from the run's seed, environment ids [B] and decision indices ([B] or one)."""
+    """Keys uint64 [B], one per row, from the run's seed, environment ids [B] and decision indices ([B] or one)."""
     with np.errstate(over="ignore"):
         key = finalised(np.array([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64) + _GOLDEN)
         key = finalised(key + np.asarray(env_ids).astype(np.uint64) * _GOLDEN)

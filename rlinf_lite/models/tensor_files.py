@@ -1,6 +1,5 @@
-"""State dicts as safetensors, which have no two names for one memory: a tensor with several names, as where weights are
-tied or a module is shared, is written once, and the metadata have its other names (safetensors' `load_model` reads
-them as well)."""
+"""State dicts as safetensors files. The format has one name per tensor, so a tensor with several names (tied weights, a
+shared module) is written once, and its other names are in the metadata, as safetensors' `load_model` expects."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from rlinf_lite.file_modes import follow_umask
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
-    """Second names of a module's state dict: each name but the first of a tensor that has several, and the first."""
+    """The other names of tensors that a module's state dict has under several names; each maps to the first name."""
     first: dict[int, str] = {}
     state = module.state_dict(keep_vars=True)
     return {name: first[id(x)] for name, x in state.items() if first.setdefault(id(x), name) != name}
@@ -27,7 +26,7 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
     names: dict[str, str] = {}
     written: dict[str, Tensor] = {}
     memory: set[int] = set()
-    resolved = {name: x.resolve_conj().resolve_neg() for name, x in tensors.items()}  # lazy ones share their memory
+    resolved = {name: x.resolve_conj().resolve_neg() for name, x in tensors.items()}  # lazy views share their memory
     for name, tensor in resolved.items():
         same = (tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and first.setdefault(same, name) != name:
@@ -41,9 +40,9 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
-    """What `write_tensors` wrote, under all names; those of one tensor share its memory."""
+    """The state dict that `write_tensors` wrote, under all names; names of one tensor share its memory."""
     tensors = load_file(file)
     with safe_open(file, "pt") as opened:
         names = opened.metadata() or {}
-    names.pop("format", None)  # the framework, as transformers writes it
+    names.pop("format", None)  # the framework's name, no tensor's; transformers writes it
     return {**{name: tensors[first] for name, first in names.items() if first in tensors}, **tensors}

@@ -1,1 +1,1 @@
-"""What a run will need and do, said before it starts: `--dry-run`, and memory. Stands above models."""
+"""Previews of a run before it starts: `--dry-run`, its memory, and the placements that fit. May import models."""

@@ -1,4 +1,4 @@
-"""What a run would do, without starting it: the resolved config, the placement map, the arithmetic, the memory."""
+"""The text of `--dry-run`: the resolved config, the placement map, the arithmetic and the memory of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def describe(config: Config | ReasoningConfig) -> str:
-    """Sections of text about a config that has passed its checks; imports torch to count memory, and no ray."""
+    """Sections of text about a config that has passed its checks. Imports torch, to count memory, but not ray."""
     candidates = possible(config)
     plan = plan_of(candidates[0])
     if isinstance(plan, ReasoningPlan):
@@ -46,19 +46,19 @@ def describe(config: Config | ReasoningConfig) -> str:
         if placements := check_room(config):
             title = "placements to try, with the memory of the fullest slot, or of the fullest node of a CPU cluster"
             sections[title] = "\n".join(map(str, placements))
-    except PlacementError as error:  # with the same lines
+    except PlacementError as error:  # its message has these lines
         lacking.append(str(error))
     if lacking:
         sections["it cannot run on this machine"] = "\n".join(lacking)
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 
-_TRIED_PARAMETERS = 20_000_000  # of a policy that is built here, at the most
+_TRIED_PARAMETERS = 20_000_000  # largest policy that is tried here
 
 
 def shown(config: Config | ReasoningConfig) -> EnvSpec | None:
-    """What the environment shows: as its card says, or as one that is made here does; None: it can only be made
-    elsewhere, or needs a simulator that is another package."""
+    """The environment's EnvSpec: from its card, or from an environment that is made here. None if it cannot be made
+    here, or needs a simulator of another package."""
     if not isinstance(config, Config):
         return None
     from rlinf_lite.preview.memory import spec_of  # loads torch
@@ -70,25 +70,25 @@ def shown(config: Config | ReasoningConfig) -> EnvSpec | None:
         env = make_env(config.env, "train", 1)
         spec = get_env_spec(env, env.reset(seeds=[0]))
         getattr(env, "close", lambda: None)()
-    except Exception:  # any, of a user's own: other checks say what is wrong
+    except Exception:  # any error of a user's code, which other checks report
         return None
     return spec
 
 
 def policy_problems(config: Config | ReasoningConfig, spec: EnvSpec | None) -> list[str]:
-    """What `check_policy` says of a policy of a user's own that would be built with random weights for `spec`; nothing
-    of a large one, or where its environment can only be made elsewhere (None)."""
+    """Problems that `check_policy` finds in a user's own policy, built with random weights for `spec`. None are
+    returned for a large policy, a policy of rlinf_lite, or if `spec` is None."""
     if not isinstance(config, Config) or not IMPORT_PATH.fullmatch(config.model.id) or start_dir(config) is not None:
         return []
     if spec is None:
         return []
-    # they load torch
+    # these import torch
     from rlinf_lite.models import check_policy
     from rlinf_lite.models.registry import policy_class
     from rlinf_lite.preview.fake import fake_tensors
 
     kind = policy_class(config.model.id)
-    with fake_tensors(), suppress(Exception):  # any, of a user's own: check_policy then reports it
+    with fake_tensors(), suppress(Exception):  # any error of a user's code, which check_policy reports
         if sum(one.numel() for one in kind.from_config(config.model, spec).parameters()) > _TRIED_PARAMETERS:
             return []
     found = check_policy(kind, spec, config.model)
@@ -96,14 +96,14 @@ def policy_problems(config: Config | ReasoningConfig, spec: EnvSpec | None) -> l
 
 
 def what_is_read(config: Config | ReasoningConfig, spec: EnvSpec | None) -> PolicyInputs | None:
-    """What the run's policy says to read, built for `spec`, which `shown` returned; None: it cannot be built here, or
-    does not say."""
+    """The inputs that the run's policy declares, if it is built for `spec` (see `shown`). None if it cannot be built
+    here, or declares none."""
     if not isinstance(config, Config) or spec is None:
         return None
     from rlinf_lite.models import build_policy  # loads torch, as does the next
     from rlinf_lite.preview.fake import fake_tensors
 
-    with fake_tensors(), suppress(Exception):  # any, of a user's own: the estimate of memory reports it
+    with fake_tensors(), suppress(Exception):  # any error of a user's code, which the estimate of memory reports
         return build_policy(config, spec, read_weights=False).reads()
     return None
 
@@ -112,11 +112,11 @@ def _reasoning_arithmetic(plan: ReasoningPlan) -> Iterator[str]:
     config, actor = plan.config, plan.config.actor
     algorithm, prompts, ranks = config.algorithm, config.data.num_prompts, plan.size("actor")
     assert ranks  # the checks have passed
-    together = actor.tensor_model_parallel_size
-    share = -(-actor.global_batch_size // (ranks // together))
+    ranks_per_model = actor.tensor_model_parallel_size
+    share = -(-actor.global_batch_size // (ranks // ranks_per_model))
     parts, part = f"{ranks} actor ranks", "rank"
-    if together > 1:
-        parts, part = f"{ranks // together} models of {together} actor ranks each", "model"
+    if ranks_per_model > 1:
+        parts, part = f"{ranks // ranks_per_model} models of {ranks_per_model} actor ranks each", "model"
     greedy = ", and a greedy one each" if algorithm.adv_type == "remax" else ""
     yield f"roles         {', '.join(roles_of(config))}; in one process: {config.cluster.fuse or 'none'}"
     yield (

@@ -1,8 +1,8 @@
-"""Models without numbers: what they hold, and what a pass through them takes.
+"""Measurement of models on fake tensors, which have no numbers: their parameters, and the memory of their passes.
 
-torch's fake tensors are tensors of the meta device that say for which device they stand: shapes, types and autograd
-are real, numbers are nowhere. A model is built and run on them by the code that a run uses, so that nothing here knows
-one model from another. What needs numbers (`.item()`, `.numpy()`, a file's tensors) raises.
+torch's fake tensors are tensors of the meta device that stand for tensors of another device: shapes, types and autograd
+are real, but there are no numbers. The code of a run builds the model and runs it on them, so that nothing here depends
+on the model. Operations that need numbers (`.item()`, `.numpy()`, reading a file's tensors) raise.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Counts:
-    """What a model holds: numbers of parameters, and bytes."""
+    """Numbers of parameters of a model, and their bytes."""
 
     parameters: int
     trained: int
     parameter_bytes: Mapping[str, int]
-    """By type."""
+    """Bytes of parameters by type."""
     buffer_bytes: int
     largest_unit: int
-    """Parameters of the largest module that is sharded by itself."""
+    """Number of parameters of the largest module that is sharded by itself."""
     root: int
-    """Parameters of what is left over; gathered during all of forward and backward."""
+    """Number of parameters outside these modules, which stay gathered during all of forward and backward."""
 
     @property
     def num_bytes(self) -> int:
@@ -43,7 +43,7 @@ class Counts:
 
 
 def count(model: nn.Module, units: Sequence[nn.Module]) -> Counts:
-    """Count a whole model; `units` are what FSDP shards one by one (`fsdp_units`)."""
+    """Count a whole model; `units` are the modules that FSDP shards one by one (`fsdp_units`)."""
     parameters = list(model.parameters())
     by_type: Counter[str] = Counter()
     for parameter in parameters:
@@ -61,12 +61,12 @@ def count(model: nn.Module, units: Sequence[nn.Module]) -> Counts:
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of the tensors that live; a view has none of its own."""
+    """Counts the bytes of the tensors that exist; views have none of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = self._peak = 0
-        """Bytes now."""
+        """Bytes of the tensors that exist now."""
         self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +77,7 @@ class Meter(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = id(storage), storage.nbytes()  # one object while the memory lives
+        key, num_bytes = id(storage), storage.nbytes()  # the same object as long as the memory exists
         if key in self._storages:
             return
 
@@ -90,13 +90,13 @@ class Meter(TorchDispatchMode):
         self._peak = max(self._peak, self.live)
 
     def peak_of(self, function: Callable[[], T]) -> tuple[T, int]:
-        """What `function` returns, and the most bytes that lived meanwhile beyond those that did before."""
+        """Call `function`. Returns its result, and the largest number of bytes during the call beyond those before."""
         before = self._peak = self.live
         result = function()
         return result, self._peak - before
 
     def activations(self, model: nn.Module, loss: Callable[[], Tensor]) -> int:
-        """Peak of a forward and backward pass, without the gradients of parameters."""
+        """Peak bytes of a forward and backward pass, without the gradients of parameters."""
 
         def drop(parameter: Tensor) -> None:
             parameter.grad = None
@@ -112,14 +112,14 @@ class Meter(TorchDispatchMode):
 
 @contextmanager
 def fake_tensors() -> Iterator[Meter]:
-    """Around building and running models: every tensor made within is fake, and counted.
+    """A context for building and running models: all tensors made inside are fake and counted.
 
-    Real ones, such as tables that a class has made at import, are taken for their shapes.
+    Real tensors, such as tables that a class made at import, are accepted; only their shapes and types are used.
     """
     meter, swap = Meter(), torch.utils.swap_tensors
 
     def swap_changed(old: Tensor, new: Tensor) -> None:
-        """`Module.to` swaps fake parameters, which peft asks for where nothing changes; torch refuses to."""
+        """Swap only if something changes. peft calls `Module.to` without a change, and torch then refuses the swap."""
         if (old.dtype, old.device) != (new.dtype, new.device):
             swap(old, new)
 
@@ -127,7 +127,7 @@ def fake_tensors() -> Iterator[Meter]:
         FakeTensorMode(allow_non_fake_inputs=True),
         meter,
         patch.object(torch.utils, "swap_tensors", swap_changed),
-        # its loop draws again what falls outside, and asks numbers that are not there whether any does
+        # its loop draws values outside the bounds again, and reads numbers to find them
         patch.object(nn.init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),
     ):
         yield meter

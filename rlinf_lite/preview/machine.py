@@ -1,4 +1,4 @@
-"""How much memory this machine has."""
+"""Memory of this machine, and bytes as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def gpu_bytes() -> int | None:
-    """Memory of this machine's smallest GPU; None where it is not known."""
+    """Bytes of memory of this machine's smallest GPU; None if not known."""
     with suppress(OSError, subprocess.SubprocessError, ValueError):
         command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split()
@@ -17,7 +17,7 @@ def gpu_bytes() -> int | None:
 
 
 def free_host_bytes() -> int:
-    """Memory that new processes of this machine, or of its container, may take."""
+    """Bytes of memory that are available to new processes of this machine, or of its container."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free, group = int(fields["MemAvailable"].split()[0]) * 1024, Path("/sys/fs/cgroup")
     if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()) != "max":
@@ -26,7 +26,7 @@ def free_host_bytes() -> int:
 
 
 def byte_text(count: int) -> str:
-    """`1.5 GiB`."""
+    """A number of bytes as text: `1.5 GiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""Bytes of every process of a run, before it starts.
+"""Estimate of the memory of all processes of a run, before it starts.
 
-`preview.ranks` says what one process holds; here are the batches and messages around it, and the sums over slots and
-nodes. Sums are what the kernel calls resident (VmHWM): pages that processes share count in each of them.
+`preview.ranks` estimates one process. This module adds batches and messages, and sums over slots and nodes. Sums are of
+resident memory (the kernel's VmHWM): pages that processes share count in each of them.
 """
 
 from __future__ import annotations
@@ -51,45 +51,46 @@ class Estimate:
     """The memory of a run, as far as it can be known before it starts."""
 
     unknown: list[str] = field(default_factory=list)
-    """What is left out because it is not known, and why; a sentence each."""
+    """Sentences on parts that are left out, with the reasons."""
     models: dict[str, Counts] = field(default_factory=dict)
     sample_bytes: int = 0
     """Bytes of one decision, or of one response, in a batch."""
     ranks: dict[str, RankMemory] = field(default_factory=dict)
-    """One process of each component; empty where the model could not be counted."""
+    """One process of each component; empty if the model could not be counted."""
     processes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Bytes of a process, on its slot and in host memory, by its component, or by the roles that share it: `a+b`."""
+    """Bytes of a process on its slot and in host memory, by its component, or by the roles that share it: `a+b`."""
     slot_bytes: dict[int, int] = field(default_factory=dict)
-    """Device memory of all processes that share a slot."""
+    """Device memory of all processes on a slot, by slot."""
     node_host_bytes: int = 0
-    """Host memory of all processes, on the fullest node."""
+    """Host memory of all processes on the fullest node."""
     node_start_bytes: int = 0
-    """Host memory on the fullest node while its processes build models that then go to GPUs."""
+    """Host memory on the fullest node while its processes build models that then move to GPUs."""
     segment_bytes: int = 0
-    """The part of it that holds weights for rollout workers on GPUs, once per node."""
+    """Host memory of the weights for rollout workers on GPUs, once per node; part of `node_host_bytes`."""
     shared_bytes: int = 0
-    """The part of it in /dev/shm, at most: weights, and a step's batches and observations on their way."""
+    """Largest size in /dev/shm: weights, and a step's batches and observations in transit; part of
+    `node_host_bytes`."""
 
     def attempt(self, sentence: str, function: Callable[[], T]) -> T | None:
-        """What `function` returns; where it raises, None, and `sentence` with the error goes into `unknown`."""
+        """The result of `function`. If it raises: None, and `sentence` with the error is added to `unknown`."""
         try:
             return function()
-        except Exception as error:  # a user's class may raise anything, and the rest of the estimate is still of use
+        except Exception as error:  # a user's class may raise anything, and the rest of the estimate is still useful
             reason = (str(error).strip().splitlines() or [""])[0]
             self.unknown.append(f"{sentence}: {type(error).__name__}: {reason}")
             return None
 
 
 def estimate(plan: Plan | ReasoningPlan) -> Estimate:
-    """The memory of a config that has passed its checks. A model that cannot be counted is `unknown`, not an error."""
+    """The memory of a config that has passed its checks. A model that cannot be counted is no error: see `unknown`."""
     found = _reasoning(plan) if isinstance(plan, ReasoningPlan) else _embodied(plan)
     accelerator, per_node = slots(plan.config.cluster)
     on_slots: Counter[int] = Counter()
-    lent: dict[str, Counter[int]] = {}  # by role, what it has on slots only while it works
+    lent: dict[str, Counter[int]] = {}  # by role, its memory on slots that it has only while it works
     on_nodes: Counter[int] = Counter()
     starts = _starts(plan, found)
     for names, (device, host) in found.processes.items():
-        rank = found.ranks.get(names)  # None for roles that share a process: these take turns anyway
+        rank = found.ranks.get(names)  # None for roles that share a process, which work in turn anyway
         in_turn = sum(rank.working.values()) if rank is not None and rank.gives_back else 0
         for process in plan.placements[names.partition("+")[0]]:
             slot = process.slots[0]  # a process that owns several uses the first
@@ -107,8 +108,8 @@ def estimate(plan: Plan | ReasoningPlan) -> Estimate:
 
 
 def _starts(plan: Plan | ReasoningPlan, found: Estimate) -> Counter[int]:
-    """Bytes on every slot while the largest model on it is still whole; other models have only their weights there, as
-    no role works yet."""
+    """Bytes on each slot at the start, while the largest model on it is still whole. Other models have only their
+    weights there, because no role works yet."""
     weights: Counter[int] = Counter()
     whole: Counter[int] = Counter()
     for role, rank in found.ranks.items():
@@ -120,20 +121,22 @@ def _starts(plan: Plan | ReasoningPlan, found: Estimate) -> Counter[int]:
 
 
 def _host_at_start(plan: Plan | ReasoningPlan, found: Estimate) -> int:
-    """Host memory of the fullest node while models are built that then go to GPUs. Processes build theirs at the same
-    time, the roles of one process in turn, references and critics after the others. Models that transformers reads from
-    fp32 files take less: processes share the pages of the files."""
+    """Host memory of the fullest node while models are built that then move to GPUs.
+
+    Processes build their models at the same time, roles of one process in turn, references and critics after the
+    others. Models that transformers reads from fp32 files need less, because processes share the pages of the files.
+    """
     _, per_node = slots(plan.config.cluster)
     at_first, later = Counter[int](), Counter[int]()
     for names, (_, host) in found.processes.items():
         roles = names.split("+")
-        began = host if names == "env" else max(found.ranks[role].host["interpreter"] for role in roles)
+        base = host if names == "env" else max(found.ranks[role].host["interpreter"] for role in roles)
         late = {"reference", "critic"} & {*roles}
         for nodes, own in ((at_first, {*roles} - late), (later, late)):
             models = (found.models.get(_model_of(role, found)) for role in own)
             built = max((counts.num_bytes + counts.buffer_bytes for counts in models if counts is not None), default=0)
             for process in plan.placements[roles[0]]:
-                nodes[process.slots[0] // per_node] += began + built
+                nodes[process.slots[0] // per_node] += base + built
     return max([*at_first.values(), *later.values()], default=0)
 
 
@@ -148,7 +151,8 @@ def _model_of(role: str, found: Estimate) -> str:
 
 
 def spec_of(seen: Observed) -> EnvSpec:
-    """The environment that a policy is built for. Bounds and time limits are made up: they change no size."""
+    """The EnvSpec for which a policy is built. Bounds and time limits are invented, because they do not affect
+    sizes."""
     bounds = [-1.0] * seen.action_dim, [1.0] * seen.action_dim
     names = (None if x is None else list(x) for x in (seen.state_names, seen.action_names))
     return EnvSpec(seen.action_dim, seen.state_dim or None, seen.cameras, *bounds, 1, seen.has_instruction, *names)
@@ -190,7 +194,7 @@ def _embodied(plan: Plan) -> Estimate:
         "rollout": {},
         "actor": {"weight sync": synced_bytes(config, counts)},
     }
-    if config.runner.task_type == "embodied":  # as parts, and joined; steps that were played ahead only as parts
+    if config.runner.task_type == "embodied":  # once in parts and once joined; steps played ahead only in parts
         for name, ahead in (("rollout", 0), ("actor", max_staleness(config))):
             hosts[name]["trajectories"] = (2 + ahead) * -(-plan.num_samples // ranks[name]) * found.sample_bytes
     if kept:
@@ -215,7 +219,7 @@ def _embodied(plan: Plan) -> Estimate:
 
 
 def _add_processes(found: Estimate, fused: list[str]) -> None:
-    """Sum up roles by process: roles of one process have one interpreter, and work in turn."""
+    """Set `found.processes`. Roles of one process share its interpreter, and work in turn."""
     groups = [[role] for role in found.ranks if role not in fused]
     for group in [fused, *groups] if fused else groups:
         ranks = [found.ranks[role] for role in group]
@@ -225,7 +229,7 @@ def _add_processes(found: Estimate, fused: list[str]) -> None:
 
 
 def _add_shared(found: Estimate, traffic: int, weights: int, config: Config | ReasoningConfig) -> None:
-    """Add messages on their way, and weights that are sent. On a CPU rollout workers act with the sent ones, which are
+    """Add messages in transit and weights that are sent. On a CPU, rollout workers act with the sent weights, which are
     counted as theirs."""
     sent = 0 if {"actor", "rollout"} <= set(fused_roles(config)) else weights
     found.shared_bytes = traffic + sent
@@ -273,7 +277,7 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
 
 
 def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) -> RankMemory:
-    """One process of a role of a language model."""
+    """The memory of one process of a role in a language run."""
     config, size = plan.config, plan.size(role) or 1
     counts, fused = found.models["critic" if role == "critic" else "model"], fused_roles(config)
     kind = "actor" if role in ("critic", "reference") else role

@@ -1,4 +1,4 @@
-"""The placements that a run with `cluster.component_placement: auto` tries, and whether there is memory for them."""
+"""The placements that a run with `cluster.component_placement: auto` tries, and whether they fit in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_lite.config.schema import Config
 from rlinf_lite.preview.machine import byte_text, free_host_bytes, gpu_bytes
 from rlinf_lite.scheduler.errors import PlacementError
 
-CONTEXT_BYTES = 2**30  # GPU memory that a process of torch takes besides what the preview counts
+CONTEXT_BYTES = 2**30  # GPU memory of a torch process that the preview does not count
 
 
 @dataclass
@@ -25,10 +25,10 @@ class Candidate:
     """A placement that a run may have."""
 
     placed: Any  # the config with it
-    overrides: str  # what gives another run this placement, on a command line
-    needed_bytes: int  # on the fullest slot, or on a CPU cluster on the fullest node
-    outcome: str  # fits, may fit (the room is not known), too large; after a trial: tried, kept, failed
-    per_s: float | None = None  # env steps or tokens, once it has been tried
+    overrides: str  # words of a command line that give another run this placement
+    needed_bytes: int  # on the fullest slot, or on the fullest node of a CPU cluster
+    outcome: str  # fits, may fit (free memory is not known), too large; after a trial: tried, kept, failed
+    per_s: float | None = None  # env steps or tokens per second, after a trial
 
     def __str__(self) -> str:
         outcome = f"{self.per_s:.4g} / s" if self.per_s else self.outcome
@@ -36,10 +36,11 @@ class Candidate:
 
 
 def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
-    """The placements that a run with `auto` chooses from; none for other runs. Starts nothing.
+    """The placements among which a run with `auto` chooses; none for other runs. Starts nothing.
 
     Raises:
-        PlacementError: none of them fits into the memory of this machine. Says what each needs, and what to change.
+        PlacementError: none of them fits into the memory of this machine. The message lists what each needs, and what
+            to change.
     """
     if not is_auto(config.cluster):
         return []
@@ -61,15 +62,15 @@ def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
     batch = "env.train.num_envs, rollout.num_chunks or actor.micro_batch_size"
     if isinstance(config, ReasoningConfig):
         batch = "data.num_prompts, rollout.max_batch_size or actor.max_tokens_per_micro_batch"
-    more = "end other programs" if is_cpu else "have memory given back (actor.offload, rollout.offload)"
-    text = f"is auto, and no placement fits into {where}, {byte_text(room)}. With the memory that each needs:"
-    text = "\n  ".join([text, *map(str, found), f"Lower {batch}, take a smaller model, or {more}"])
+    more = "end other programs" if is_cpu else "let roles release memory (actor.offload, rollout.offload)"
+    text = f"is auto, and no placement fits into {where}, {byte_text(room)}. Their needs:"
+    text = "\n  ".join([text, *map(str, found), f"Lower {batch}, use a smaller model, or {more}"])
     raise PlacementError(text, PLACEMENT)
 
 
 def _overrides(placed: Config | ReasoningConfig) -> str:
     lines = placed.cluster.model_dump(mode="json")["component_placement"]
-    lines = {name: line for names, line in lines.items() for name in names.split(",")}  # which a command line takes
+    lines = {name: line for names, line in lines.items() for name in names.split(",")}  # the form for a command line
     fuse = ",".join(fused_roles(placed))
     settings = [f"cluster.component_placement={yaml_text(lines)}", "cluster.fuse=" + (f"'{fuse}'" if fuse else "null")]
     return shlex.join([*settings, f"rollout.pipeline_stage_num={placed.rollout.pipeline_stage_num}"])

@@ -1,7 +1,7 @@
 """Bytes that one process of a run holds: weights, gradients, optimizer state, and the peaks of acting and training.
 
-Models are built and run on fake tensors (`preview.fake`) at the run's own sizes: their weights, their activations, and
-what acting and generating take are measured there. Gradients, AdamW's two moments and shards follow from the counts.
+Models are built and run on fake tensors (`preview.fake`) at the run's own sizes, which gives the bytes of weights,
+activations, acting and generating. Gradients, AdamW's two moments and shards are computed from the counts.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
 _MIB = 2**20
 FP32, BF16 = 4, 2  # bytes of an element
 INTERPRETER_BYTES = {"env": 135 * _MIB, "reward": 300 * _MIB, "rollout": 330 * _MIB, "actor": 410 * _MIB}
-"""Resident memory of a worker of that kind besides what is counted: Python, Ray, torch and its kernels (an env worker
-has no torch). Measured with torch 2.13+cpu on Linux, as peaks of the workers of real runs."""
+"""Resident memory of a worker, by its kind, that is not counted otherwise: Python, Ray, torch and its kernels (an env
+worker has no torch). Measured with torch 2.13+cpu on Linux, as peaks of the workers of real runs."""
 TRANSFORMERS_BYTES = 170 * _MIB
-"""What importing transformers adds, for models that have modules of it."""
+"""Memory of an imported transformers, for models with modules of it."""
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one process of a component, by what they are for."""
+    """Bytes of one process of a component, by their purpose."""
 
     held: dict[str, int]
-    """On its slot all the time: GPU memory, or host memory on a CPU cluster."""
+    """Bytes on its slot all the time: GPU memory, or host memory on a CPU cluster."""
     working: dict[str, int]
-    """On its slot, at the peak of its work."""
+    """Further bytes on its slot at the peak of its work."""
     host: dict[str, int]
-    """In host memory, on every kind of cluster."""
+    """Bytes in host memory on every kind of cluster."""
     gives_back: bool = False
-    """Whether `working` is on its slot only while it works, and other roles have the memory the rest of the time
-    (`actor.offload`, `rollout.offload`). False: the process keeps what it had at its peak."""
+    """Whether `working` is on its slot only while it works, so that other roles can use the memory at other times
+    (`actor.offload`, `rollout.offload`). False: the process keeps the memory of its peak."""
     start: int = 0
-    """On its slot before it works: the whole model, where ranks divide it and each then keeps a part."""
+    """Bytes on its slot before it works: the whole model, if ranks divide it and each then keeps a part."""
 
     @property
     def device_bytes(self) -> int:
@@ -74,7 +74,7 @@ class RankMemory:
 
 
 def evaluated_at_once(plan: Plan) -> int:
-    """Number of environments that an evaluation plays at a time."""
+    """Number of environments that an evaluation plays at the same time."""
     return padded(plan.config.env.eval.num_envs, (plan.size("env") or 1) * plan.config.rollout.pipeline_stage_num)
 
 
@@ -97,7 +97,7 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
     with torch.no_grad(), autocast("cpu", acts_in, on_gpu):
         acted, acting = meter.peak_of(lambda: policy.predict_action_batch(obs, "train"))
         if on_gpu and config.rollout.cuda_graphs and isinstance(getattr(policy, "calls", None), Calls):
-            acting *= 2  # recordings have memory of their own
+            acting *= 2  # recorded graphs have their own memory
         passes = config.algorithm.update_epochs + recomputed_logprobs(config)[0]
         kept = policy.fixed_inputs(acted.forward_inputs) if passes > 1 else {}
     scores = FP32 * (acted.logprobs.numel() + acted.values.numel())
@@ -110,7 +110,7 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
     for parameter in trained:
         parameter.requires_grad_()
     if _shards(plan, "actor") > 1 and precision == "bf16":
-        cast_parameters(policy, torch.bfloat16)  # layers are gathered in bf16, so autocast makes no copies
+        cast_parameters(policy, torch.bfloat16)  # gathered layers are in bf16, so that autocast makes no copies
     elif config.actor.frozen_dtype == "bf16":
         cast_parameters(policy, torch.bfloat16, frozen_only=True)
     batch = min(config.actor.micro_batch_size, config.actor.global_batch_size // ranks)
@@ -136,13 +136,13 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
 
 
 def language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
-    """Build the model as the run does, from `config.json` alone."""
+    """Build the model as the run does, but only from `config.json`, without weights."""
     from rlinf_lite.models.text.causal_lm import CausalLM, saved_adapters  # loads transformers
 
     settings = preset(config.model.size)
     if directory is not None:
         settings = json.loads((policy_directory(directory) / "config.json").read_text())
-    # flash attention keeps what sdpa keeps, and need not be installed here
+    # sdpa needs as much memory as flash attention, which may not be installed here
     attention = "eager" if config.model.attn_implementation == "eager" else "sdpa"
     model = kind.from_config(settings, attn_implementation=attention)
     if kind is CausalLM:
@@ -156,7 +156,7 @@ def language_model(kind: type[LanguageModel], directory: str | Path | None, conf
 
 def reward_model(config: ReasoningConfig, models: dict[str, Counts], meter: Meter, peaks: Counter[str]) -> None:
     """Add the reward model's counts to `models`, and the peak of its largest pass to `peaks`."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification  # which policies may do without
+    from transformers import AutoConfig, AutoModelForSequenceClassification  # not installed for all policies
 
     settings = json.loads((policy_directory(str(config.reward.model)) / "config.json").read_text())
     dtype = torch.bfloat16 if config.reward.precision == "bf16" else torch.float32
@@ -171,8 +171,8 @@ def reward_model(config: ReasoningConfig, models: dict[str, Counts], meter: Mete
 
 
 def language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, peaks: Counter[str]) -> None:
-    """Add to `peaks` those of training on a micro-batch; for a policy also those of scoring one, and of generating a
-    rollout worker's share."""
+    """Add to `peaks` the peak of training on a micro-batch. For a policy, also add those of scoring a micro-batch and
+    of generating a rollout worker's share."""
     from rlinf_lite.models.text.causal_lm import CausalLM  # loads transformers
 
     config, response = plan.config, plan.config.rollout.max_response_length
@@ -193,7 +193,7 @@ def language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pea
     if not _is_whole(plan, "actor") and precision == "bf16":
         cast_parameters(model, torch.bfloat16)  # as in `policy_passes`
     peaks["model" if isinstance(model, CausalLM) else "critic"] = meter.activations(model, loss)
-    if isinstance(model, CausalLM):  # nothing trains here, so autocast keeps no copies
+    if isinstance(model, CausalLM):  # without gradients, so that autocast keeps no copies
         model.requires_grad_(False)
         with torch.no_grad(), autocast("cpu", precision, on_gpu):
             peaks["scoring"] = meter.peak_of(loss)[1]
@@ -203,13 +203,13 @@ def language_passes(plan: ReasoningPlan, model: LanguageModel, meter: Meter, pea
 
 
 def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int, int]:
-    """Bytes of keys and values, and on top of them the peak of the passes: over the prompts, and for one token of each
-    response. CUDA graphs hold the second once more."""
+    """Bytes of keys and values, and the further peak of generation: the larger one of a pass over the prompts and a
+    pass for one token of each response. CUDA graphs add the second once more."""
     config, workers = plan.config, plan.size("rollout") or 1
     prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
     prompts = -(-config.data.num_prompts // workers)
     rows = prompts * (config.algorithm.group_size + (config.algorithm.adv_type == "remax"))
-    if config.runner.val_check_interval > 0:  # how many prompts files hold is not known yet
+    if config.runner.val_check_interval > 0:  # the number of prompts in files is not known yet
         known = (None if config.data.val_files else config.data.arithmetic.num_val, config.data.max_val_prompts)
         most = min((number for number in known if number is not None), default=workers * config.rollout.max_batch_size)
         rows = max(rows, -(-most // workers))
@@ -242,17 +242,17 @@ def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int
 
 
 def _shards(plan: Plan | ReasoningPlan, role: str) -> int:
-    """Number of ranks that FSDP2 divides the model over."""
+    """Number of ranks over which FSDP2 divides the model."""
     return (plan.size(role) or 1) if plan.config.actor.strategy == "fsdp" else 1
 
 
 def _is_whole(plan: Plan | ReasoningPlan, role: str) -> bool:
-    """Whether a rank has all parameters of a model that trains."""
+    """Whether each rank has all parameters of the trained model."""
     return (plan.size(role) or 1) == 1 or plan.config.actor.strategy not in ("fsdp", "tensor_parallel")
 
 
 def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) -> int:
-    """A rank's share of `number`, which is a sum over all parameters of the model."""
+    """A rank's share of `number`, a sum over all parameters of the model."""
     if isinstance(plan, ReasoningPlan) and plan.config.actor.strategy == "tensor_parallel":
         whole = number * counts.root // counts.parameters  # parameters that are in no layer
         return whole + (number - whole) // plan.config.actor.tensor_model_parallel_size
@@ -260,26 +260,26 @@ def _part(plan: Plan | ReasoningPlan, role: str, counts: Counts, number: int) ->
 
 
 def _gathered(precision: str, counts: Counts) -> int:
-    """Bytes that FSDP2 holds whole at a time: the root, one layer, and the next."""
+    """Bytes of the parameters that FSDP2 has gathered at a time: the root, one layer, and the next."""
     return (BF16 if precision == "bf16" else FP32) * (counts.root + 2 * counts.largest_unit)
 
 
 def _whole_at_start(plan: Plan | ReasoningPlan, role: str, counts: Counts) -> int:
-    """Bytes of the whole model, which each rank has before it is divided; 0 for a model that is not divided."""
+    """Bytes of the whole model, which each rank has before it is divided; 0 if it is not divided."""
     return 0 if _is_whole(plan, role) else counts.num_bytes + counts.buffer_bytes
 
 
 def acting_rank(
     plan: Plan | ReasoningPlan, counts: Counts, working: dict[str, int], host: dict[str, int]
 ) -> RankMemory:
-    """A rollout worker. It has parameters of its own, unless an actor in its process has all of them."""
+    """The memory of a rollout worker. It has its own parameters, unless an actor in its process has all of them."""
     config, device = plan.config, slots(plan.config.cluster)[0]
     if {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, "actor"):
         return RankMemory({}, working, host)
     parameters = acting_bytes(config, counts)
     if device == "cpu" or not config.rollout.offload:
         return RankMemory({"weights": parameters + counts.buffer_bytes}, working, host)
-    # between its phases they are in the segment in host memory, which is counted for the node
+    # between its phases the weights are in a segment of host memory, which is counted for the node
     held = {"buffers": counts.buffer_bytes}
     return RankMemory(held, {"weights": parameters, **working}, host, gives_back=True)
 
@@ -293,16 +293,16 @@ def acting_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
 def training_rank(
     plan: Plan | ReasoningPlan, role: str, counts: Counts, activations: int, host: dict[str, int]
 ) -> RankMemory:
-    """A process that trains a model, alone or with others that hold shards of it: fp32 weights and AdamW's moments."""
+    """The memory of a process that trains a model or a shard of it: fp32 weights, gradients, AdamW's moments."""
     config, shards = plan.config, _shards(plan, role)
     precision = config.actor.precision
     gradients = _part(plan, role, counts, FP32 * counts.trained)
     working = {"gradients": gradients, "activations": activations}
     together = config.actor.tensor_model_parallel_size if isinstance(config, ReasoningConfig) else 1
     if config.actor.strategy != "fsdp" and (plan.size(role) or 1) > together:
-        working["averaged gradients"] = max(gradients - activations, 0)  # a copy, made once activations are freed
+        working["averaged gradients"] = max(gradients - activations, 0)  # a copy, made after activations are freed
     if shards > 1:
-        # and the gradients of one layer before they are reduced
+        # with the gradients of one layer before they are reduced
         element, share_trained = BF16 if precision == "bf16" else FP32, counts.trained / counts.parameters
         unreduced = int((element + FP32) * max(counts.root, counts.largest_unit) * share_trained)
         working["gathered layers"] = _gathered(precision, counts) + unreduced
@@ -321,7 +321,7 @@ def training_rank(
     start = _whole_at_start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":
         return RankMemory(held, working, host, start=start)
-    # weights stay where rollout workers act with them, or where it scores responses while the next ones are generated
+    # weights stay if rollout workers act with them, or if the actor scores responses while the next are generated
     stays = {"actor", "rollout"} <= set(fused_roles(config)) and _is_whole(plan, role)
     if isinstance(config, ReasoningConfig):
         stays = stays or config.rollout.pipeline_stage_num > 1 or config.algorithm.filter_groups
@@ -332,7 +332,7 @@ def training_rank(
 
 
 def scoring_rank(plan: ReasoningPlan, role: str, counts: Counts, scoring: int, host: dict[str, int]) -> RankMemory:
-    """A process that scores with a model that does not train; `scoring` is the peak of a micro-batch."""
+    """The memory of a process that scores with a model that is not trained; `scoring` is the peak of a micro-batch."""
     held, working = {"weights": _part(plan, role, counts, counts.num_bytes)}, {"scoring": scoring}
     if _shards(plan, role) > 1:
         working["gathered layers"] = _gathered(plan.config.actor.precision, counts)
@@ -340,7 +340,7 @@ def scoring_rank(plan: ReasoningPlan, role: str, counts: Counts, scoring: int, h
 
 
 def synced_bytes(config: Config | ReasoningConfig, counts: Counts) -> int:
-    """Bytes of an actor's host memory for sending weights: the segment on a CPU; from a GPU the buckets on their way
-    into it."""
+    """Bytes of an actor's host memory for sending weights: on a CPU the whole segment, on a GPU the buckets that are
+    copied into it."""
     sent = acting_bytes(config, counts)
     return sent if slots(config.cluster)[0] == "cpu" else min(sent, config.weight_sync.bucket_bytes)

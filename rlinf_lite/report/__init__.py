@@ -1,4 +1,4 @@
-"""One HTML page about a run, or about several beside each other, made from the files in their directories:
+"""HTML pages about one run or several, made from the files in their directories:
 `write_report("results/<run>")`, `write_comparison(["results/<run>", "results/<run>"], "compare.html")`.
 
 On the command line: rlinf-lite report RUN, rlinf-lite compare RUN RUN...
@@ -25,8 +25,8 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def write_comparison(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
-    """Write a page about several runs to `out` and return its path. Raises ReportError where a directory is no run's,
-    or where runs of different kinds cannot be compared."""
+    """Write a page about several runs to `out` and return its path. Raises ReportError where a directory holds no run,
+    or where the runs are of different kinds and cannot be compared."""
     page = render_comparison([RunFiles(run_dir) for run_dir in run_dirs])
     Path(out).parent.mkdir(parents=True, exist_ok=True)
     write_whole(Path(out), page)

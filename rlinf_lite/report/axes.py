@@ -1,4 +1,4 @@
-"""Scales, ticks and numbers of the report's drawings."""
+"""Scales and ticks of the report's drawings, and the texts of its numbers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ class Scale:
 
 
 class Tick(NamedTuple):
+    """A tick of an axis: its place in pixels, its label, and the value it stands for."""
+
     at: float
     label: str
     value: float
 
     def middle(self, width: float) -> float:
-        """Where the middle of the label goes in a drawing of this width: at the tick, or as near as it fits."""
+        """Place of the label's middle in a drawing of this width: the tick, or the nearest place where it fits."""
         half = text_width(self.label) / 2
         return min(max(self.at, half), width - half)
 
 
 def text_width(text: str, font_size: float = 11) -> float:
-    """Pixels that a label takes, about: the widest common fonts have digits of 0.64 times their size."""
+    """Approximate width of a label in pixels: the widest common fonts have digits of 0.64 times their size."""
     return 0.64 * font_size * len(text)
 
 
@@ -48,18 +50,18 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def inner_ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Those of `nice_ticks` that lie inside [low, high]."""
+    """The values of `nice_ticks` that lie inside [low, high]."""
     return [tick for tick in nice_ticks(low, high, count) if low - 1e-9 <= tick <= high * (1 + 1e-9)]
 
 
 def ticks(values: Sequence[float], scale: Scale, is_percent: bool = False, unit: str = "") -> list[Tick]:
-    """Where the values lie, in pixels, with their labels, which end in `unit`."""
+    """A tick for each value, at its place in pixels; the labels end in `unit`."""
     labels = tick_labels(values, is_percent)
     return [Tick(scale(value), f"{label}{unit}", value) for value, label in zip(values, labels, strict=True)]
 
 
 def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
-    """Labels with one common number of decimals, in thousands or millions where they are that large."""
+    """Labels of ticks, all with the same number of decimals; in thousands or millions if they are that large."""
     largest = max(abs(tick) for tick in ticks)
     if largest < 2e-3 and not percent:
         return [compact(tick) for tick in ticks]
@@ -70,7 +72,7 @@ def tick_labels(ticks: Sequence[float], percent: bool = False) -> list[str]:
 
 
 def compact(value: float) -> str:
-    """Three significant digits: 12.3 k, 0.0123, 1.5e-5."""
+    """A number with three significant digits: 12.3 k, 0.0123, 1.5e-5."""
     if value == 0:
         return "0"
     unit, suffix = _magnitude(abs(value))
@@ -83,7 +85,7 @@ def compact(value: float) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Three significant digits, and never an exponent, which 999.9 would get."""
+    """A number with three significant digits and without an exponent, which 999.9 would get."""
     return f"{float(f'{value:.3g}'):,.12g}".replace("-", "−")
 
 
@@ -92,12 +94,12 @@ def percent(share: float) -> str:
 
 
 def counted(number: float, plural: str) -> str:
-    """1 step, 2,000 steps."""
+    """A number with its noun: 1 step, 2,000 steps."""
     return f"{number:,.0f} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def duration(seconds: float) -> str:
-    """12 ms, 12.3 s, 4 min 05 s, 3 h 12 min."""
+    """A time as text: 12 ms, 12.3 s, 4 min 05 s, 3 h 12 min."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
     minutes, rest = divmod(round(seconds), 60)

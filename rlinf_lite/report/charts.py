@@ -1,4 +1,4 @@
-"""The learning curves: which metrics make a chart, its scales, ticks and lines. `templates/drawings.html` draws it."""
+"""The learning curves: the metrics of each chart, its scales, ticks and lines. `templates/drawings.html` draws them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Point = tuple[float, float]
 
 MAX_POINTS, MAX_HOVERS = 400, 120
 SMOOTH_FROM = 40
-"""From this many points on a line is drawn as its moving average, over the points themselves in a faint line."""
+"""A line of this many points or more is drawn as its moving average, with the points themselves as a faint line."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A chart that is shown where the run logged one of its metrics."""
+    """A chart; it is shown if the run logged one of its metrics."""
 
     title: str
     metrics: Mapping[str, str]
-    """Name in the legend by metric."""
+    """Names in the legend, by metric."""
     unit: str = ""
     is_percent: bool = False
     bounds: tuple[float | None, float | None] = (None, None)
-    """y never reaches beyond these."""
+    """Limits of the y axis; None: no limit."""
     evaluated: tuple[str, str] | None = None
-    """The evaluations' value and interval, drawn over the training curve."""
+    """Keys of the value and its interval in an evaluation, which are drawn over the training curve."""
     is_noisy: bool = True
     """Whether a long curve gets a moving average."""
 
@@ -88,26 +88,28 @@ CHARTS = (
 
 @dataclass(frozen=True)
 class Series:
+    """One curve of a chart."""
+
     name: str
     points: Sequence[Point]
     colour: int
-    """Of the page's series colours, from 1."""
+    """Number of its colour on the page, from 1."""
     intervals: Sequence[tuple[float, float]] = ()
     """95% interval of each point; a series that has them is drawn as points with whiskers."""
     look: str = ""
-    """CSS classes of its lines besides."""
+    """Further CSS classes of its lines."""
     is_noisy: bool = True
 
     def lines(self) -> list[tuple[str, Sequence[Point]]]:
-        """What to draw, with its CSS class: of a long series the points, faint, and their moving average."""
+        """Lines to draw, each with its CSS class: the points; for a long series, faint points and a moving average."""
         if self.intervals:
             return [("", self.points)]
-        size = math.ceil(len(self.points) / MAX_POINTS)  # more are shown as means of equal runs
+        size = math.ceil(len(self.points) / MAX_POINTS)  # more points are shown as means of equally many
         runs = [self.points[i : i + size] for i in range(0, len(self.points), size)]
         points = [(fmean(x for x, _ in run), fmean(y for _, y in run)) for run in runs]
         if len(points) < SMOOTH_FROM or not self.is_noisy:
             return [("", points)]
-        # over a tenth of the points, centred; at the ends over what there is of them, at least half as many
+        # a centred window of a tenth of the points; at the ends it is cut, to half of that at least
         half = max(1, len(points) // 20)
         windows = [points[max(i - half, 0) : i + half + 1] for i in range(len(points))]
         smooth = [(x, fmean(y for _, y in window)) for (x, _), window in zip(points, windows, strict=True)]
@@ -115,14 +117,14 @@ class Series:
 
 
 class Chart:
-    """Where everything lies in a drawing of `width` x `height` pixels."""
+    """Places of scales, ticks and lines in a drawing of `width` x `height` pixels."""
 
     width, height = 380, 206
     right, top, bottom, label_gap = 366, 10, 178, 6
-    """The edges of the plot, inside the labels; `left` follows from the longest of them."""
+    """The edges of the plot, inside the labels; `left` follows from the longest label."""
 
     def __init__(self, spec: Spec, series: Sequence[Series], marks: Sequence[float], x_name: str) -> None:
-        """`marks`: where evaluations took place, on the x axis, which is in `x_name`."""
+        """`marks`: places of evaluations on the x axis, whose unit is `x_name`."""
         self.title, self.unit, self.series, self.marks, self.x_name = spec.title, spec.unit, series, marks, x_name
         self.format: Callable[[float], str] = percent if spec.is_percent else compact
         xs = [x for one in series for x, _ in one.points]
@@ -132,7 +134,7 @@ class Chart:
         low = min(ys) if lowest is None else max(min(ys), lowest)
         high = max(ys) if highest is None else min(max(ys), highest)
         if low > 0 and low < 0.5 * high:
-            low = 0.0  # a scale that nearly reaches zero had better show it
+            low = 0.0  # a scale that nearly reaches zero includes it
         y_ticks = nice_ticks(low, max(high, low))
         self.y = Scale(y_ticks[0], y_ticks[-1], self.bottom, self.top)
         self.y_ticks: list[Tick] = ticks(y_ticks, self.y, spec.is_percent)
@@ -141,7 +143,7 @@ class Chart:
         self.x_ticks: list[Tick] = ticks(inner_ticks(self.x.low, self.x.high), self.x)
 
     def path(self, points: Sequence[Point]) -> str:
-        """A polyline, kept inside the chart where a value lies outside the bounds."""
+        """SVG path through the points; values outside the bounds are moved to the edge of the chart."""
         inside = ((x, min(max(y, self.y.low), self.y.high)) for x, y in points)
         return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in inside)
 
@@ -162,7 +164,7 @@ class Chart:
             yield self.x(start), self.x(end), "\n".join([counted(at, self.x_name), *values[at]])
 
     def describe(self) -> str:
-        """First and last values, for those who do not see it."""
+        """First and last value of each series, for readers who cannot see the chart."""
         parts = []
         for series in self.series:
             (first_x, first), (last_x, last) = series.points[0], series.points[-1]
@@ -174,30 +176,30 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """What learning curves are drawn over: the first of `Axis.all`, unless the reader of a page chooses another."""
+    """The x axis of learning curves: the first of `Axis.all`, unless the reader of a page chooses another."""
 
     key: str
-    """In a line of the log."""
+    """Its key in a line of the log."""
     eval_key: str
-    """In an evaluation's file."""
+    """Its key in an evaluation's file."""
     name: str
 
     @classmethod
     def all(cls, run: RunFiles) -> list[Self]:
-        """Env steps, and steps; steps alone, where training takes no env steps."""
+        """The axes of a run: env steps and steps, or only steps if training takes no env steps."""
         played = "env/num_steps" in run.steps[-1] if run.steps else all("env_steps" in e for e in run.evals)
         steps = cls("step", "step", "steps")
         return [cls("env/num_steps", "env_steps", "env steps"), steps] if played else [steps]
 
     def points(self, run: RunFiles, metric: str) -> list[Point]:
-        """What the run logged of a metric; of a step logged more than once, the last."""
+        """The logged values of a metric; the last one of a step that was logged more than once."""
         found = {
             line[self.key]: line[metric] for line in run.lines if self.key in line and line.get(metric) is not None
         }
         return sorted(found.items())
 
     def evaluated(self, evals: Sequence[Line], spec: Spec) -> tuple[list[Point], list[tuple[float, float]]]:
-        """What evaluations measured of a chart's subject, and the 95% interval of each."""
+        """The points that evaluations add to a chart, and the 95% interval of each."""
         points, intervals = list[Point](), list[tuple[float, float]]()
         value, interval = spec.evaluated or ("", "")
         for content in evals if spec.evaluated else ():
@@ -213,7 +215,7 @@ class Axis:
 
 
 def charts(run: RunFiles, axis: Axis) -> Iterator[Chart]:
-    """The charts of those metrics that the run logged."""
+    """The charts whose metrics the run logged."""
     marks = [axis.at_eval(content) for content in (*run.evals, *run.other_evals)]
     for spec in CHARTS:
         series = []

@@ -1,4 +1,4 @@
-"""One page about several runs: their curves over each other, what each reached, and where their configs differ."""
+"""One page about several runs: their curves in common charts, their results, and where their configs differ."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlinf_lite.report.run_files import ReportError, RunFiles
 
 NUM_COLOURS = 8
 LOOKS = ("", "dashed", "dotted")
-"""Of the lines of the first `NUM_COLOURS` runs, of the next ones, and of those after."""
+"""Styles of lines: of the first `NUM_COLOURS` runs, of as many next ones, and of the rest."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWX"
 KINDS = {"embodied": "reinforcement learning in simulators", "sft": "imitation", "reasoning": "a language model's run"}
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A run and how the page shows it."""
+    """A run, with its letter, colour and line style on the page."""
 
     letter: str
     colour: int
@@ -29,13 +29,13 @@ class Compared:
 
     @property
     def before(self) -> Measured | None:
-        """As evaluated before the first step."""
+        """Result of the evaluation before the first step; None where there was none."""
         evals = self.files.evals
         return measured(evals[0]["total"]) if evals and evals[0]["step"] == 0 else None
 
     @property
     def last(self) -> Measured | None:
-        """As evaluated last; None where nothing was after the first step."""
+        """Result of the last evaluation; None where there was none after the first step."""
         evals = self.files.evals
         return measured(evals[-1]["total"]) if evals and evals[-1]["step"] > 0 else None
 
@@ -45,8 +45,8 @@ class Compared:
 
 
 def render_comparison(runs: Sequence[RunFiles]) -> str:
-    """The whole page as HTML, in the order of `runs`: nothing is loaded from elsewhere, and it runs no script. Raises
-    ReportError where they cannot be compared."""
+    """The page as HTML, with the runs in the given order. It loads nothing and runs no script. Raises ReportError where
+    the runs cannot be compared."""
     _check(runs)
     compared = [
         Compared(LETTERS[i], i % NUM_COLOURS + 1, LOOKS[i // NUM_COLOURS], files) for i, files in enumerate(runs)
@@ -65,7 +65,8 @@ def render_comparison(runs: Sequence[RunFiles]) -> str:
 
 
 def differences(contents: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """By dotted key, every value of what is not the same in all, as YAML in one line; a dash where there is none."""
+    """Values that differ between the contents, by dotted key: one line of YAML for each content, a dash where it lacks
+    the key."""
     flat = [dict(_flat(content)) for content in contents]
     keys = {key: None for one in flat for key in one}  # in the order of the files
     texts = {key: [yaml_text(one[key]) if key in one else "–" for one in flat] for key in keys}
@@ -82,15 +83,15 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 def _check(runs: Sequence[RunFiles]) -> None:
     if not 2 <= len(runs) <= len(LETTERS):
-        raise ReportError(f"a page compares 2 to {len(LETTERS)} runs, and the number of those named is {len(runs)}.")
+        raise ReportError(f"a page compares 2 to {len(LETTERS)} runs; {len(runs)} were named.")
     paths = [files.run_dir.resolve() for files in runs]
     twice = next((files.run_dir for i, files in enumerate(runs) if paths[i] in paths[:i]), None)
     if twice is not None:
         raise ReportError(f"{twice} is named twice. Name each run once.")
     kinds = {_kind(files): files.run_dir for files in reversed(runs)}
     if len(kinds) > 1:
-        said = "; ".join(f"{path} is {KINDS.get(kind, kind)}" for kind, path in reversed(kinds.items()))
-        raise ReportError(f"runs of different kinds: {said}. Compare those of one runner.task_type.")
+        listed = "; ".join(f"{path} is {KINDS.get(kind, kind)}" for kind, path in reversed(kinds.items()))
+        raise ReportError(f"runs of different kinds: {listed}. Name runs of one runner.task_type.")
 
 
 def _kind(files: RunFiles) -> str:
@@ -98,7 +99,7 @@ def _kind(files: RunFiles) -> str:
 
 
 def _charts(runs: Sequence[Compared]) -> Iterator[Chart]:
-    """A chart per metric, with a line per run that logged it: what evaluations measured apart from training."""
+    """A chart per metric, with a line per run that logged it. Evaluations have charts of their own."""
     axis = Axis.all(next((run.files for run in runs if run.files.steps), runs[0].files))[0]
     for spec in CHARTS:
         evaluated = []

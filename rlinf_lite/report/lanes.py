@@ -10,15 +10,15 @@ from rlinf_lite.report.run_files import Line
 
 ORDER = ("driver", "env", "rollout", "reward", "reference", "critic", "actor")
 MIN_WIDTH = 0.8
-"""Pixels: what is shorter is merged with its neighbours."""
+"""Pixels; a shorter task is merged with its neighbours."""
 ZOOM_DECISIONS = 12
 NAME_SIZE = 12.5
-"""Pixels: the font of the lanes' names."""
+"""Font size of the lanes' names, in pixels."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker did, in seconds of the trace."""
+    """One span of a worker's work or waiting, in seconds of the trace."""
 
     lane: str
     name: str
@@ -33,7 +33,7 @@ class Task:
 
     @property
     def look(self) -> str:
-        """CSS classes: the component's colour, with a lighter shade for odd stages; faint while it waits."""
+        """CSS classes: the component's colour, a lighter shade for odd stages, and faint for waiting."""
         _, is_stage, stage = self.name.rpartition("stage ")
         odd = " odd" if is_stage and stage.isdigit() and int(stage) % 2 else ""
         return f"t-{self.component}{odd}{' waiting' if self.waiting else ''}"
@@ -41,7 +41,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Bar:
-    """A task as a rectangle from `left`, in pixels."""
+    """A task as a rectangle; `left` and `width` are in pixels."""
 
     look: str
     left: float
@@ -51,7 +51,7 @@ class Bar:
 
 
 class Timeline:
-    """Where every task from `start` to `end` lies in a drawing that is `width` pixels wide."""
+    """Places of all tasks from `start` to `end` in a drawing that is `width` pixels wide."""
 
     width, right, label_gap = 1120, 1112, 10
     lane_height, lane_pitch, axis_height = 22, 30, 24
@@ -80,7 +80,7 @@ class Timeline:
 
 
 def read_tasks(trace: Line) -> list[Task]:
-    """The trace's events by lane and start, the driver first, then env, and in the order of ranks."""
+    """The tasks of a trace, ordered by lane and start. Lanes are ordered by component (see ORDER), then by rank."""
     events = trace["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     tasks = [
@@ -98,7 +98,7 @@ def read_tasks(trace: Line) -> list[Task]:
 
 
 def zoomed_in(tasks: list[Task]) -> Timeline | None:
-    """A dozen decisions from the middle of the rollout phase; None where it has fewer than that."""
+    """Timeline of a dozen decisions from the middle of the rollout phase; None where it has fewer."""
     acts = sorted((task for task in tasks if task.component == "env" and not task.waiting), key=lambda task: task.start)
     num_shown = ZOOM_DECISIONS * len({task.lane for task in acts})
     window = acts[len(acts) // 2 :][:num_shown]
@@ -109,7 +109,7 @@ def zoomed_in(tasks: list[Task]) -> Timeline | None:
 
 
 def _merged(tasks: Iterable[Task], shortest: float) -> list[Task]:
-    """Joins a short task with the one before where they look alike and nothing visible lies between."""
+    """The tasks of a lane. Short ones are joined to the one before if both look alike and no visible gap is between."""
     merged: list[Task] = []
     for task in tasks:
         last = merged[-1] if merged else None

@@ -1,7 +1,6 @@
-"""The report's page: what `templates/page.html` lays out, in numbers and words.
+"""The report's page: the numbers and texts that `templates/page.html` lays out.
 
-Drawings are made of scales, ticks and lines by Python, and drawn by `templates/drawings.html`. Everything that a
-template is given is escaped.
+Scales, ticks and lines are computed here; `templates/drawings.html` draws them. Templates escape all that they get.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ PHASES = {
     "eval": "evaluation",
     "advantages": "advantages",
 }
-"""Shown in the series' colours, in this order: rollouts in that of env, training in that of actor."""
+"""Names of the phases on the page. Each has the colour of the series with its number: rollouts that of env, training
+that of actor."""
 UTILIZATION = {
     "perf/overlap_frac": "overlap",
     "perf/env_idle_frac": "env idle",
@@ -48,7 +48,7 @@ FACTS = (
     ("Env idle", "perf/env_idle_frac", percent),
     ("Rollout idle", "perf/rollout_idle_frac", percent),
 )
-"""Medians over the steps."""
+"""Facts that are medians over the steps: name, metric, format."""
 LANES = {
     "env": "env steps (shades: stages)",
     "rollout": "policy acts",
@@ -62,7 +62,7 @@ NUM_ANSWERS = 8
 
 
 def render_page(run: RunFiles) -> str:
-    """The whole page as HTML: nothing in it is loaded from elsewhere, and it runs no script."""
+    """The page as HTML. It loads nothing and runs no script."""
     failures = read_failures(run.events)
     return template("page.html").render(
         run=run,
@@ -86,7 +86,7 @@ def render_page(run: RunFiles) -> str:
 
 
 def template(name: str) -> Template:
-    """One of `templates/`."""
+    """The template of a name, from `templates/`."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates"), encoding="utf-8"),
         autoescape=True,
@@ -99,7 +99,7 @@ def template(name: str) -> Template:
 
 
 def _first_and_last(items: Sequence[T]) -> list[tuple[str, T]]:
-    """What is compared, with its name: `Before` and `After`, or what there is of them."""
+    """The first item as `Before` and the last as `After`; a single one as `Measured`."""
     if len(items) > 1:
         return [("Before", items[0]), ("After", items[-1])]
     return [("Measured", item) for item in items]
@@ -134,7 +134,8 @@ def _facts(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _protocol(protocol: dict[str, Any]) -> list[tuple[str, str]]:
-    """In words; settings of environment and policy each on a line of their own, what is null left out."""
+    """Lines of an evaluation's protocol, as name and value. Settings of environment and policy have a line each; null
+    and empty values are left out."""
     flat: list[tuple[str, Any]] = []
     for name, value in protocol.items():
         inner = value.items() if isinstance(value, dict) and name != "versions" else [("", value)]
@@ -147,7 +148,7 @@ def _protocol(protocol: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _phases(run: RunFiles) -> Iterator[tuple[int, str, float, float]]:
-    """Colour, name, seconds and share of every phase that took any time."""
+    """Colour, name, seconds and share of each phase that took time."""
     totals = [sum(line.get(f"time/{name}") or 0.0 for line in run.lines) for name in PHASES]
     for colour, (name, seconds) in enumerate(zip(PHASES.values(), totals, strict=True), start=1):
         if seconds:
@@ -155,7 +156,7 @@ def _phases(run: RunFiles) -> Iterator[tuple[int, str, float, float]]:
 
 
 def _pipeline(run: RunFiles) -> dict[str, Any] | None:
-    """The step of which there is a timeline; None without one."""
+    """The step with a timeline, its utilization and drawings; None if no step has one."""
     tasks = read_tasks(run.trace) if run.trace else []
     if not tasks:
         return None
@@ -200,7 +201,7 @@ class Measured:
 
 
 class IntervalPlot:
-    """Room beside a table's rows for their intervals, all over one scale."""
+    """Scale of the drawings in a table's rows, which show their intervals."""
 
     plot_width, plot_height, plot_margin = 240, 30, 8
 
@@ -215,8 +216,8 @@ class IntervalPlot:
 
 
 class TaskTable(IntervalPlot):
-    """A row per task (the last evaluation's summary, measured before and after), per group of tasks, and one for all of
-    them where there are more; before is None where there was one evaluation alone, or it had not this task."""
+    """A row per task, per group of tasks, and one for all tasks if there are several. A row holds the last evaluation's
+    summary, and its results before and after; before is None if there was one evaluation, or it lacked the task."""
 
     def __init__(self, run: RunFiles) -> None:
         before, after = run.evals[0], run.evals[-1]
@@ -235,7 +236,7 @@ class TaskTable(IntervalPlot):
 
 
 def measured(summary: Line) -> Measured:
-    """Of a `TaskSummary` read back from JSON."""
+    """The result in a `TaskSummary` that was read from JSON."""
     episodes = summary["num_episodes"]
     if summary["success_once"] is not None:
         low, high = summary["success_interval"]
@@ -246,7 +247,7 @@ def measured(summary: Line) -> Measured:
 
 
 class _Video:
-    """A GIF; its last frame on paper and for readers who want nothing to move."""
+    """An evaluation's GIF, and its last frame for paper and for readers who have switched off motion."""
 
     def __init__(self, run: RunFiles, step: int) -> None:
         self.step, self._path = step, run.videos[step]
@@ -268,7 +269,7 @@ class _Video:
 
 def _commands(run: RunFiles) -> dict[str, str]:
     checkpoint, commands, directory = run.checkpoint, dict[str, str](), shlex.quote(str(run.run_dir))
-    if checkpoint is not None and "__main__:" in run.config_text:  # which no other program has
+    if checkpoint is not None and "__main__:" in run.config_text:  # a part that other programs cannot import
         commands["Measure the policy"] = "rlinf_lite.evaluate, in the program or notebook that trained it"
     elif checkpoint is not None:
         planned = run.total_steps or 0

@@ -1,5 +1,5 @@
-"""What a run left in its directory, read back: also what failed in it, how that was known, and what getting over it
-took."""
+"""The files of a run's directory, and the failures in its events: what failed, how it was noticed, and how long the
+recovery took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_lite.metrics.evaluation import wilson_interval
 
 Line = dict[str, Any]
 _FREE = ("commit", "versions", "num_episodes", "episodes_per_task", "tasks", "suite", "started_from", "notes")
-"""In which evaluations that are compared may differ."""
+"""Keys of the protocol in which comparable evaluations may differ."""
 
 
 class ReportError(ValueError):
@@ -24,10 +24,10 @@ class ReportError(ValueError):
 
 
 class RunFiles:
-    """A run directory's content. Of resumed runs, evaluations that the log does not know (any more) are left out."""
+    """A run directory's content. Evaluations of steps that the log of a resumed run no longer has are left out."""
 
     def __init__(self, run_dir: str | Path) -> None:
-        """Of files that a run may go without, what is there. Raises ReportError where there is no metrics.jsonl."""
+        """Read the files; all but metrics.jsonl may be missing. Raises ReportError where that is missing."""
         self.run_dir = run_dir = Path(run_dir)
         if not (run_dir / "metrics.jsonl").exists():
             raise ReportError(f"{run_dir}: no metrics.jsonl here. Name a run's directory, for example results/<run>.")
@@ -47,10 +47,10 @@ class RunFiles:
         differ = [{key for key, value in settings[-1].items() if one.get(key, value) != value} for one in settings]
         self.evals: list[Line] = [content for content, keys in zip(found, differ, strict=True) if not keys]
         self.other_evals: list[Line] = [content for content, keys in zip(found, differ, strict=True) if keys]
-        """Evaluations with other settings than the last one, which are not to be compared with it."""
+        """Evaluations that cannot be compared with the last one, because their settings differ."""
         self.other_settings = sorted(set().union(*differ))
         if any(content["total"]["success_once"] is not None for content in found):
-            # an evaluation in which no episode said a word of success had none
+            # in an evaluation where no episode reported success, none succeeded
             for content in found:
                 for summary in (content["total"], *content["tasks"], *content.get("groups", [])):
                     if summary["success_once"] is None:
@@ -75,12 +75,12 @@ class RunFiles:
 
     @property
     def total_steps(self) -> int | None:
-        """That were planned, by the last command; None where that is not written down."""
+        """Number of steps that the last command planned; None where it is not recorded."""
         return int(self.versions["steps"]) if "steps" in self.versions else None
 
     @property
     def seconds(self) -> float:
-        """From the start of the first logged phase to the last line; a pause before a resume counts."""
+        """Seconds from the start of the first logged phase to the last line, with pauses before a resume."""
         if not self.lines:
             return 0.0
         first = self.lines[0]
@@ -88,7 +88,7 @@ class RunFiles:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint, where the config says they go."""
+        """The newest checkpoint in the directories that the config names; None if there is none."""
         roots = checkpoint_roots(self.run_dir)
         found = [sorted(root.glob("step_*[0-9]"), key=lambda path: int(path.name[5:])) for root in roots]
         return next((paths[-1] for paths in found if paths), None)
@@ -102,8 +102,8 @@ class RunFiles:
 
 
 def _settings(evaluation: Line) -> Line:
-    """What another evaluation has to share to be compared with this one: all of its protocol but what it ran with, and
-    how often."""
+    """The mode and protocol that another evaluation must share to be comparable: without software versions and numbers
+    of episodes (`_FREE`)."""
     protocol = {"mode": evaluation.get("mode"), **evaluation.get("protocol", {})}
     return {key: value for key, value in protocol.items() if key not in _FREE}
 
@@ -119,34 +119,35 @@ def _text(path: Path) -> str:
 
 @dataclass
 class Failure:
-    """One row: a failover, or something that was only noticed."""
+    """A row of the table of failures: a failover, or a problem that was only detected."""
 
     time: float
     who: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     again: str = "nothing"
-    """What was started again."""
+    """What was started again, as text."""
     workers: set[str] = field(default_factory=set)
-    """That were started again."""
+    """Workers that were started again."""
     seconds: float | None = None
     steps_lost: int | None = None
 
     def add(self, detected: Line) -> None:
         self.time = min(self.time, detected["time"])
-        said = (_worker(detected), detected["kind"], detected["evidence"].split("\n")[0])
-        for known, value in zip((self.who, self.kinds, self.evidence), said, strict=True):
-            known += [value] * (value not in known)
+        found = (_worker(detected), detected["kind"], detected["evidence"].split("\n")[0])
+        for known, value in zip((self.who, self.kinds, self.evidence), found, strict=True):
+            if value not in known:
+                known.append(value)
 
 
 def read_failures(events: list[Line]) -> list[Failure]:
-    """The rows, in the order of time."""
+    """The failures in a run's events, in the order of time."""
     rows: list[Failure] = []
     by_id: dict[str, Failure] = {}
-    slow, unsettled = list[Line](), list[Line]()  # noticed, and not (yet) part of a failover
+    slow, unsettled = list[Line](), list[Line]()  # detected, and not (yet) part of a failover
 
     def settle(failure: Failure, workers: set[str]) -> None:
-        """Count what was noticed of these workers to a failure."""
+        """Add to a failure all that was detected about these workers."""
         for detected in [detected for detected in unsettled if _worker(detected) in workers]:
             failure.add(detected)
             unsettled.remove(detected)

@@ -1,4 +1,4 @@
-"""Evaluation episodes side by side in one GIF: framed by success, captioned with the instruction."""
+"""Evaluation episodes side by side in one GIF: the frame's colour shows success, the caption is the instruction."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Colour = tuple[int, int, int]
 
 PANEL: Colour = (23, 27, 33)
 TEXT: Colour = (236, 239, 243)
-SUCCESS: Colour = (31, 180, 134)  # bluish green and vermilion: told apart with every common colour vision
+SUCCESS: Colour = (31, 180, 134)  # bluish green and vermilion, which also colour-blind readers can distinguish
 FAILURE: Colour = (236, 95, 44)
 UNKNOWN: Colour = (130, 138, 148)
 
 COLUMNS = 4
 TILE_SIDE = 192
-"""Images are enlarged by a whole number, up to this."""
+"""Images are enlarged by a whole factor, up to this many pixels."""
 FRAME, GAP = 4, 14
 CAPTION_LINES = 3
 FRAME_MS, LAST_FRAME_MS = 220, 1600
 
 
 def write_gif(videos: Sequence[EpisodeVideo], path: Path) -> None:
-    """Write the episodes as one looping GIF, whose comment says in words what it shows.
+    """Write the episodes as one looping GIF, with a comment that describes it in words.
 
-    Episodes that end earlier stand still. Raises ValueError where there are none.
+    Episodes that end earlier keep their last frame. Raises ValueError where there are none.
     """
     if not videos:
         raise ValueError(f"{path}: no episode to show")
@@ -54,7 +54,7 @@ def write_gif(videos: Sequence[EpisodeVideo], path: Path) -> None:
 
 
 def describe(videos: Sequence[EpisodeVideo]) -> str:
-    """One sentence per episode."""
+    """Description of the episodes, with one sentence for each."""
     return " ".join(f"{video.caption}: {_outcome(video)}." for video in videos)
 
 
@@ -95,7 +95,7 @@ def _grid(tiles: Sequence[Image.Image]) -> Image.Image:
 
 
 def _palette(frames: Sequence[Image.Image]) -> Image.Image:
-    """256 colours for all frames, so that nothing flickers; those of frames and captions are among them."""
+    """A palette of 256 colours for all frames, so that nothing flickers, with those of borders and captions."""
     fixed = [PANEL, TEXT, SUCCESS, FAILURE, UNKNOWN]
     shown = [np.asarray(frame)[::2, ::2] for frame in (frames[0], frames[len(frames) // 2], frames[-1])]
     pixels = np.concatenate([frame.reshape(-1, 3) for frame in shown])[None]
@@ -106,7 +106,7 @@ def _palette(frames: Sequence[Image.Image]) -> Image.Image:
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, num_lines: int) -> list[str]:
-    """At most `num_lines` lines of `text` that fit; what does not fit becomes an ellipsis."""
+    """`text` in at most `num_lines` lines that fit into `width` pixels; an ellipsis replaces the rest."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -1,4 +1,4 @@
-"""Rule rewards: from the text of an answer and the known one to a number. Importable without torch."""
+"""Rule rewards: functions from the text of an answer and the known answer to a number. Importable without torch."""
 
 from rlinf_lite.rewards.registry import RewardError as RewardError
 from rlinf_lite.rewards.registry import UnknownSourceError as UnknownSourceError

@@ -1,7 +1,7 @@
-"""The process that an `IsolatedFunction` calls into: `python -m rlinf_lite.rewards.child fd log_fd path timeout_s`.
+"""The child process of an `IsolatedFunction`: `python -m rlinf_lite.rewards.child fd log_fd path timeout_s`.
 
-It ends itself where a call takes too long: the interpreter's watchdog thread needs no lock, so that loops in C end too,
-even where the caller has ended. The log then has the traceback of the call.
+It ends itself if a call takes too long, even if its parent has ended. The interpreter's watchdog thread does that
+without a lock, so that it also stops loops in C. The log then has the traceback of the call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from typing import Any
 
 from rlinf_lite.rewards.registry import Answer, RewardFn, import_reward
 
-_LARGEST = (2 - 2**-23) * 2.0**127  # that float32 holds, as which scores go on
+_LARGEST = (2 - 2**-23) * 2.0**127  # largest float32, the type of scores
 _MAX_NAME = 80
 
 
 def main(fd: int, log_fd: int, path: str, timeout_s: float) -> None:
+    """Answer calls until the parent closes the connection.
+
+    First sends None, or the traceback of importing `path`; then for each tuple of arguments an Answer or a traceback.
+    """
     with Connection(fd) as connection, os.fdopen(log_fd, "wb") as log:
         faulthandler.enable(log)
         try:
@@ -58,7 +62,7 @@ def _call(function: RewardFn, arguments: tuple[Any, ...]) -> Answer | str:
 
 
 def _read(value: Any) -> Answer:
-    """The score that a function returned, a number or the `score` of a dict; and the dict's other finite numbers."""
+    """The answer in a function's return value: a number, or the `score` of a dict with its other finite numbers."""
     if not isinstance(value, Mapping):
         return _number(value), {}
     if "score" not in value:
@@ -72,7 +76,8 @@ def _read(value: Any) -> Answer:
 
 
 def _number(value: Any) -> float:
-    """A finite number, numpy's and torch's too (true is 1). Raises TypeError or ValueError."""
+    """A value as a float; numpy and torch numbers are accepted, and True is 1. Raises TypeError for other types, and
+    ValueError for numbers that float32 cannot hold, nan and inf."""
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, Real):
         raise TypeError(f"a reward function returned {type(value).__name__} {value!r:.80}; a number is needed")

@@ -1,4 +1,4 @@
-"""A function in a process of its own, which is killed where a call takes too long and then started again."""
+"""A function that runs in its own process, which is killed if a call takes too long, and started again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _GRACE_S = 1.0  # the process ends itself at its limit; after so much more it is
 
 
 class CallFailedError(Exception):
-    """A call raised, returned no score, took too long or brought its process down. Its text is a traceback."""
+    """A call raised, returned no score, took too long or ended its process. The message is a traceback."""
 
 
 class IsolatedFunction:
-    """`pkg.module:function`, called with a limit of `timeout_s` seconds per call.
+    """The function `pkg.module:function` in its own process, with a limit of `timeout_s` seconds per call.
 
     Raises RewardError where the function cannot be imported.
     """
@@ -26,7 +26,7 @@ class IsolatedFunction:
         self._start()
 
     def __call__(self, *arguments: Any) -> Answer:
-        """Raises CallFailedError."""
+        """Call the function. Raises CallFailedError."""
         if self._child.has_ended():
             self._start()
         connection = self._child.connection
@@ -48,7 +48,7 @@ class IsolatedFunction:
         self._child = ChildProcess("rlinf_lite.rewards.child", self.path, str(self.timeout_s))
         connection = self._child.connection
         try:
-            problem = connection.recv() if connection.poll(START_TIMEOUT_S) else "it takes too long"
+            problem = connection.recv() if connection.poll(START_TIMEOUT_S) else "the import takes too long"
         except (EOFError, OSError):
             problem = self._ended("ended its process")
         if problem is not None:
@@ -56,7 +56,7 @@ class IsolatedFunction:
             raise RewardError(f"reward function {self.path!r} cannot be imported. Correct reward.fn.\n{problem}")
 
     def _ended(self, how: str) -> str:
-        """Description of a process that did not answer, after its end."""
+        """Text about a process that ended without an answer: how it ended, and its log."""
         code, log = self._child.last_words()
         if log.startswith("Timeout"):
             return f"{self.path} took longer than {self.timeout_s} s and was stopped.\n{log}"

@@ -1,4 +1,4 @@
-"""Which rule scores the rows of which `data_source`."""
+"""Registry of rules: which function scores the rows of a `data_source`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ class RewardError(PartError):
 
 
 class UnknownSourceError(RewardError):
-    """A data_source that no rule is registered for."""
+    """There is no rule for a data_source."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A function by its import path; `bounded` ones end soon whatever the text, and need no process of their own."""
+    """A reward function, by its import path. A `bounded` one ends soon for every text, so that it needs no process of
+    its own."""
 
     path: str
     bounded: bool = False
-    needs: str | None = None  # a module of the extra `math`
+    needs: str | None = None  # a module that it imports, from the extra `math`
 
 
 _GSM8K = Rule("rlinf_lite.rewards.rules:gsm8k", bounded=True)
@@ -38,10 +39,11 @@ _RULES = {"openai/gsm8k": _GSM8K, "arithmetic": _GSM8K, "MATH": _BOXED, "lightev
 
 
 def register_reward(*data_sources: str) -> Callable[[F], F]:
-    """Score rows of these sources by a function `(solution, ground_truth, extra_info)` of a module.
+    """Register a function `(solution, ground_truth, extra_info)` as the rule of these sources.
 
-    It runs in a process of its own, under the scorer's time limit. The module has to be imported wherever rows are
-    scored. Raises RewardError where a source has a rule, or the function cannot be imported elsewhere.
+    It runs in its own process, under the scorer's time limit. Its module has to be imported in every process that
+    scores rows. Raises RewardError where a source already has a rule, or where other processes cannot import the
+    function.
     """
 
     def register(function: F) -> F:
@@ -50,7 +52,9 @@ def register_reward(*data_sources: str) -> Callable[[F], F]:
             raise RewardError(f"{path} cannot be imported by another process. Move it to the top level of a module")
         for source in data_sources:
             if _RULES.get(source, Rule(path)) != Rule(path):
-                raise RewardError(f"data_source {source!r} has a rule already ({_RULES[source].path}). Choose another")
+                raise RewardError(
+                    f"data_source {source!r} has a rule already ({_RULES[source].path}). Choose another name"
+                )
             _RULES[source] = Rule(path)
         return function
 
@@ -58,23 +62,23 @@ def register_reward(*data_sources: str) -> Callable[[F], F]:
 
 
 def known_sources() -> list[str]:
-    """Every data_source that has a rule."""
+    """Names of all data_sources that have a rule."""
     return sorted(_RULES)
 
 
 def rule_of(data_source: str) -> Rule:
-    """Raises UnknownSourceError."""
+    """The rule of a data_source. Raises UnknownSourceError."""
     if data_source not in _RULES:
         asked = f"data_source {data_source!r}" if data_source else "rows without a data_source"
         raise UnknownSourceError(
-            f"no rule scores {asked}. {did_you_mean(data_source, _RULES)} Correct it, or score all rows by one "
+            f"no rule scores {asked}. {did_you_mean(data_source, _RULES)} Correct it, or score all rows with one "
             "function: reward.fn: pkg.module:function"
         )
     return _RULES[data_source]
 
 
 def import_reward(path: str) -> RewardFn:
-    """The function at `pkg.module:function`. Raises RewardError where there is none, or it takes other arguments,
-    PartImportError where its module raises."""
+    """The function at `pkg.module:function`. Raises RewardError where there is none, or where it takes other arguments,
+    and PartImportError where its module raises."""
     found: RewardFn = import_reward_function(path, RewardError)
     return found

@@ -1,4 +1,4 @@
-"""Built-in rules, `(solution, ground_truth, extra_info) -> 0.0 or 1.0`."""
+"""Built-in rules: functions `(solution, ground_truth, extra_info)` that return 0.0 or 1.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_lite.registry import install_command
 from rlinf_lite.rewards.registry import RewardError
 
-GSM8K_TAIL = 300  # characters; the answer comes last, and a search through all of a long text would cost time
+GSM8K_TAIL = 300  # characters; the answer comes last, and searching all of a long text would take time
 
 _GSM8K_ANSWER = re.compile(r"#### (-?\$?-?[0-9.,]+)")
 _BOXED = "\\boxed{"
@@ -18,19 +18,19 @@ _NO_MATTER = ("\\left", "\\right", "\\!", "\\,", "\\;", "\\ ", "\\$", "$", "^{\\
 
 
 def gsm8k(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-    """1.0 where the last `#### number` in the last 300 characters is the ground truth, letter by letter.
+    """1.0 if the last `#### number` in the last 300 characters equals the ground truth as text, without commas and `$`.
 
-    Commas and `$` are dropped from both (Cobbe et al. 2021, arXiv:2110.14168, as verl scores it).
+    Source: Cobbe et al. 2021, arXiv:2110.14168, as verl scores it.
     """
     found = _GSM8K_ANSWER.findall(solution[-GSM8K_TAIL:])
     return float(bool(found) and _plain_number(found[-1]) == _plain_number(ground_truth))
 
 
 def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float:
-    r"""1.0 where what the last `\boxed{...}` holds equals the ground truth, as text or as mathematics.
+    r"""1.0 if the content of the last `\boxed{...}` equals the ground truth, as text or as mathematics.
 
-    The ground truth may itself be in a box. Text is compared without spaces and signs that do not matter; where it
-    differs math-verify decides, whose time on adverse expressions nothing bounds. Raises RewardError without it.
+    The ground truth may itself be in a box. Texts are compared without spaces and signs of no meaning. If they differ,
+    math-verify decides; its time is not bounded for some expressions. Raises RewardError if it is not installed.
     """
     answer = last_boxed(solution)
     if answer is None:
@@ -45,15 +45,15 @@ def boxed(solution: str, ground_truth: str, extra_info: dict[str, Any]) -> float
         raise RewardError(
             f"the boxed rule needs math-verify, which is not installed. {install_command('math')}"
         ) from error
-    # its own limits are signals, which only a main thread can have; without them it warns
+    # its own time limits need signals, so that they work only in a main thread; it warns if they are off
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     gold, found = (parse(f"{_BOXED}{text}}}", parsing_timeout=None) for text in (truth, answer))
     return float(verify(gold, found, timeout_seconds=None))
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` or `\fbox{...}` holds, up to its own closing brace; None without one, or where it
-    never closes."""
+    r"""Content of the last `\boxed{...}` or `\fbox{...}`, up to its own closing brace; None without a box, or if it is
+    not closed."""
     boxes = [box.end() for box in _BOX.finditer(text)]
     if not boxes:
         return None

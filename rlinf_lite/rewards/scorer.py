@@ -1,4 +1,4 @@
-"""Scores a batch of answers. A sample that fails loses its reward, and is counted; its batch goes on."""
+"""Scoring of batches of answers. A sample whose scoring fails gets 0 and is counted; the rest is scored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_lite.scheduler.heartbeat import report_progress
 
 
 class Scoring(NamedTuple):
-    """How many samples were scored, how many of them failed, and of the first that did its row of the data, and why."""
+    """Numbers of scored and failed samples, and the row of data (-1: none) and the reason of the first failure."""
 
     num_scored: int
     num_failed: int
@@ -31,31 +31,27 @@ class RewardResult:
 
     scores: np.ndarray
     failures: dict[int, str]
-    """By sample, in order: why it has no score, for functions a traceback."""
+    """Reasons of failures by sample, in order; a traceback if a function raised."""
     metrics: Sequence[dict[str, float]] = ()
-    """By sample: other numbers that a function gave."""
+    """Other numbers that a function returned, for each sample."""
     num_cut: int = 0
-    """Of a reward model: samples whose beginning it did not read, as they were too long."""
+    """Number of samples that were too long for a reward model, which did not read their beginning."""
 
     @property
     def num_failed(self) -> int:
         return len(self.failures)
 
-    @property
-    def first_traceback(self) -> str | None:
-        return next(iter(self.failures.values()), None)
-
     def scoring(self, rows: Sequence[int] | np.ndarray) -> Scoring:
-        """`rows`: of the data, by sample."""
+        """The counts of this result. `rows` [B]: the row of data of each sample."""
         first, why = next(iter(self.failures.items()), (0, ""))
         return Scoring(len(self.scores), self.num_failed, int(rows[first]) if self.failures else -1, why)
 
 
 class RewardScorer:
-    """Scores by the rule of each row's `data_source`, or where `fn` is given, `pkg.module:function`, by that.
+    """Scores samples with the rule of their `data_source`, or all with `fn` (`pkg.module:function`), if it is given.
 
-    A function other than the bounded built-in rules runs in a process of its own and is stopped after `timeout_s`
-    seconds per sample, whatever it hangs in. Raises RewardError where `fn` cannot be imported.
+    A function runs in its own process, unless it is a bounded built-in rule, and is stopped after `timeout_s` seconds
+    per sample, also in a loop in C. Raises RewardError where `fn` cannot be imported.
     """
 
     def __init__(self, fn: str | None = None, timeout_s: float = 5.0) -> None:
@@ -66,8 +62,8 @@ class RewardScorer:
             self._function("")
 
     def check_sources(self, sources: Iterable[str]) -> None:
-        """Get ready to score these. Raises UnknownSourceError for one without a rule; RewardError where the package of
-        a rule is not installed, or a function cannot be imported."""
+        """Import the rules of these sources. Raises UnknownSourceError for a source without a rule, and RewardError
+        where the package of a rule is not installed or a function cannot be imported."""
         for source in sources:
             self._function(source)
 
@@ -78,9 +74,10 @@ class RewardScorer:
         data_sources: Sequence[str],
         extra_infos: Sequence[Mapping[str, Any]],
     ) -> RewardResult:
-        """B of each, lists or arrays. What raises, hangs, or gives no finite score gets 0, and is among `failures`.
+        """Score B samples, given as lists or arrays. A sample whose function raises, hangs, or returns no finite score
+        gets 0 and an entry in `failures`.
 
-        Raises what `check_sources` does.
+        Raises what `check_sources` raises.
         """
         self.check_sources(set(data_sources))
         scores = np.zeros(len(solutions), dtype=np.float32)
@@ -97,7 +94,7 @@ class RewardScorer:
         return RewardResult(scores, failures, metrics)
 
     def close(self) -> None:
-        """End the processes; they end with this one too."""
+        """End the child processes. (They also end when this process does.)"""
         for function in self._isolated.values():
             function.close()
 

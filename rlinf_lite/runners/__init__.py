@@ -1,5 +1,5 @@
-"""The loops that drive worker groups. Names are loaded when first used: reading a checkpoint needs neither ray nor
-torch."""
+"""Runners: the training loops that drive worker groups. Names are loaded when they are first used, so reading a
+checkpoint needs neither ray nor torch."""
 
 from lazy_loader import attach_stub
 

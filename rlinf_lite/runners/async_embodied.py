@@ -1,12 +1,13 @@
-"""The embodied loop with rollouts and training at the same time (docs/async.md). Step n, with S = runner.max_staleness:
+"""The asynchronous embodied loop: rollouts and training run at the same time (docs/async.md). Step n, with
+S = runner.max_staleness:
 
-weights of version n to the rollout workers             # taken between two decisions of what they play
-env.interact(k) || rollout.generate(k), k <= n + S      # those that do not play yet; workers queue them
-wait until step n is played                             # all that the trainer waits for
-actor.recv_rollout_batch(n), advantages, run_training   # meanwhile n + 1 .. n + S are played
+weights of version n to the rollout workers             # which take them between two decisions
+env.interact(k) || rollout.generate(k), k <= n + S      # steps that are not started yet; workers queue them
+wait until the rollouts of step n are complete          # the trainer waits for nothing else
+actor.recv_rollout_batch(n), advantages, run_training   # meanwhile steps n + 1 .. n + S are played
 
-Step n was admitted at version n - S or later, so what it is trained on is at most S versions old: admission is paced,
-and nothing that was played is thrown away. With S = 0 this is the synchronous loop, bit for bit.
+Step n was admitted (its rollouts were started) at version n - S or later, so its data are at most S versions old.
+Since admission is limited, no rollout is thrown away. With S = 0 this is the synchronous loop, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from rlinf_lite.scheduler import Handle
 
 
 class AsyncEmbodiedRunner(AsyncRunner, EmbodiedRunner):
-    """As `EmbodiedRunner`, whose steps, metrics, evaluations and checkpoints it has.
+    """As `EmbodiedRunner`, with rollouts ahead of training; same steps, metrics, evaluations and checkpoints.
 
-    What plays while a checkpoint is written is not in it: a run that resumes plays it again, with the weights of the
-    checkpoint. So a run goes on exactly as it would have only with `max_staleness: 0`.
+    A checkpoint does not contain rollouts that are under way: a resumed run plays them again, with the weights of the
+    checkpoint. So only with `max_staleness: 0` does a resumed run give exactly the results of an uninterrupted one.
     """
 
     _playing: dict[int, tuple[Handle, Handle]]
-    """The calls of env and rollout workers, by the step that they play."""
+    """The running calls of env and rollout workers, by step."""
 
     def init_workers(self) -> None:
         self._playing = {}
         super().init_workers()
 
     def _play(self, step: int) -> tuple[Handle, ...]:
-        """Admits every step that may be played ahead of this one's updates."""
+        """Start the rollouts of every step that may be played before this step's updates; return the calls of
+        `step`."""
         for admitted in self._admissible(step, self._playing):
             self._playing[admitted] = self.env.interact(admitted), self.rollout.generate(admitted)
         return self._playing.pop(step)

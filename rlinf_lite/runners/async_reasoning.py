@@ -1,15 +1,15 @@
-"""The loop over language models with generation and training at the same time (docs/async.md). Step n, with
+"""The asynchronous language loop: generation and training run at the same time (docs/async.md). Step n, with
 S = runner.max_staleness:
 
-weights of version n to the rollout workers             # taken between two responses; with rollout.partial_rollouts,
-                                                        # between two tokens
-rollout generates and reward scores step k, k <= n + S  # those that are not under way yet; workers queue them
-wait until step n is generated                          # all that the trainer waits for
-log-probabilities, values, advantages, updates          # meanwhile n + 1 .. n + S are generated
+weights of version n to the rollout workers             # which take them between two responses; with
+                                                        # rollout.partial_rollouts between two tokens
+rollout generates and reward scores step k, k <= n + S  # steps that are not started yet; workers queue them
+wait until the responses of step n are complete         # the trainer waits for nothing else
+log-probabilities, values, advantages, updates          # meanwhile steps n + 1 .. n + S are generated
 
-Step n was admitted at version n - S or later, so what it is trained on is at most S versions old, and no response is
-thrown away for its age. Prompts that take the place of filtered groups are answered after what is admitted, by newer
-weights. With S = 0 this is the synchronous loop, bit for bit.
+Step n was admitted (its generation was started) at version n - S or later, so its data are at most S versions old, and
+no response is thrown away for its age. Prompts that replace filtered groups are answered after the admitted steps, by
+newer weights. With S = 0 this is the synchronous loop, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from rlinf_lite.scheduler import Handle
 
 
 class AsyncReasoningRunner(AsyncRunner, ReasoningRunner):
-    """As `ReasoningRunner`, whose steps, metrics, evaluations and checkpoints it has.
+    """As `ReasoningRunner`, with generation ahead of training; same steps, metrics, evaluations and checkpoints.
 
-    A checkpoint has the prompts of what is generated meanwhile, not the responses: a run that resumes has them answered
-    again, with the weights of the checkpoint. So it goes on exactly as it would have only with `max_staleness: 0`.
+    A checkpoint has the prompts of steps that are under way, but not their responses: a resumed run generates these
+    again, with the weights of the checkpoint. So only with `max_staleness: 0` does a resumed run give exactly the
+    results of an uninterrupted one.
     """
 
     _generating: dict[int, Generating]
-    """What is under way, by step."""
+    """The steps whose responses are being generated."""
     _mixed: set[int]
-    """Steps whose responses were not generated one step after the other: prompts in place of others came between."""
+    """Steps whose generation was mixed with that of other steps, because filtered groups were replaced."""
 
     def init_workers(self) -> None:
         self._give_up()
         super().init_workers()
 
     def _generate(self, step: int, refill: int = 0) -> Generating:
-        """Has every step answered that may be ahead of this one's updates."""
+        """Start generation for every step that may run before this step's updates; return that of `step`."""
         if refill:
             self._mixed |= {step, *self._generating} if self._generating else set()
             return super()._generate(step, refill)

@@ -1,5 +1,5 @@
-"""What all runs share whose rollouts go on while the actor trains (docs/async.md): weights that are offered, who waited
-for whom, and what is given up when workers fail."""
+"""The shared part of asynchronous runs, whose rollouts go on while the actor trains (docs/async.md): admission of
+steps, weight transfers, logs of waiting times, and recovery after failures."""
 
 from __future__ import annotations
 
@@ -13,44 +13,46 @@ from rlinf_lite.scheduler import Handle
 
 
 class AsyncRunner(Runner):
-    """Goes before the synchronous runner, whose steps it has, among the bases of a subclass, which admits steps."""
+    """A mixin for asynchronous runners. In a subclass it comes before the synchronous runner, whose steps it
+    extends."""
 
     _transfers: tuple[Handle, ...] = ()
-    """Weights on their way to rollout workers: not waited for, but kept, so that any wait raises their errors."""
+    """Weight transfers to rollout workers. They are not waited for, but kept, so that any wait raises their errors."""
     _num_admitted = 0
-    """Steps that were admitted since the last weights."""
+    """Number of steps that the last admission started."""
     _played_until = 0.0
-    """When the last step that was waited for had been played; 0: not known."""
+    """The time at which the rollouts of the last step were complete; 0: not known."""
     _last: tuple[int, float, Sequence[Span]] = (0, 0.0, ())
-    """The last step, when it began, and what was done for it."""
+    """The last step: its number, its start time, and its spans."""
 
     def _admitted(self) -> list[Handle]:
-        """The calls that play ahead."""
+        """The calls of all admitted steps."""
         raise NotImplementedError
 
     def _give_up(self) -> None:
-        """Forget what plays ahead, whose workers are already stopping. It is admitted again."""
+        """Forget the admitted steps, whose workers are already stopping. They are admitted again later."""
         self._transfers, self._played_until = (), 0.0
 
     def _admissible(self, step: int, under_way: Container[int]) -> list[int]:
-        """The steps that may begin to play now that `step` is the next to be trained on."""
+        """The steps whose rollouts may start now, where `step` is the next to train on; without those `under_way`."""
         most = range(step, min(step + self.cfg.runner.max_staleness + 1, self.total_steps))
         found = [admitted for admitted in most if admitted not in under_way]
         self._num_admitted = len(found)
         return found
 
     def update_rollout_weights(self) -> None:
-        """Offer the weights: rollout workers that generate take them in between, others at once."""
+        """Send the weights without waiting: generating rollout workers take them between two decisions, others at
+        once."""
         held = 2 * (self.cfg.runner.max_staleness + 1)
         self._transfers = (*self._transfers, *self._transfer_weights())[-held:]
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """As in any run, once everything that was admitted is played; the trainer goes on with it afterwards."""
+        """As in `Runner`, after the rollouts of all admitted steps are complete; training uses these afterwards."""
         if admitted := self._admitted():
             with self.step_log.phase("eval"):
                 self._wait(*admitted, what="rollouts to end before an evaluation")
         summary = super().evaluate(videos)  # type: ignore[safe-super]  # of the synchronous runner
-        self._played_until = time.time()  # no one waited for admission
+        self._played_until = time.time()  # rollout workers did not wait for admission meanwhile
         return summary
 
     def _log_async(
@@ -61,9 +63,12 @@ class AsyncRunner(Runner):
         pair: tuple[str, str],
         in_order: bool = True,
     ) -> None:
-        """Log the step, with who waited for whom: `played` is what was done to play it, `spans` all that was done for
-        it. Its rollouts were made from when those before it were done, waiting for admission at first. That is not
-        logged if they were not played `in_order`, so that others were made in between."""
+        """Log the step, with the seconds that the trainer and the rollouts waited for each other.
+
+        `played`: the spans of its rollouts; `spans`: all its spans. The time of its rollouts counts from the end of the
+        rollouts before it, so it begins with the wait for admission. That wait is not logged if the rollouts were not
+        played `in_order`, since other rollouts ran in between.
+        """
         phase = self.step_log.interval("generate_rollouts")
         idle = utilization(spans, phase, phase).get("perf/actor_idle_frac", 1.0)
         waited_s = idle * (phase[1] - phase[0])
@@ -73,11 +78,12 @@ class AsyncRunner(Runner):
         self._played_until = max(last, self._played_until)
         if in_order:
             metrics["async/rollouts_waited_s"] = max(first - since, 0.0)
-        _, _, before = self._last  # the actor's updates meanwhile
+        _, _, before = self._last  # includes the actor's updates during these rollouts
         self._log_step(metrics, spans, pair, (since, last) if in_order else (last, last), before)
 
     def _show_timeline(self, step: int, spans: Sequence[Span]) -> None:
-        """Keep the timeline of the third step, once what was played meanwhile is known, or of the last but one."""
+        """Write the timeline of the third step, or of the last but one, one step later, when the rollouts that ran
+        during it are known."""
         started = self.step_log.began
         if step > self._first_step + 1 and step in (4, self.total_steps):
             shown, began, before = self._last

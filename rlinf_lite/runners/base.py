@@ -1,4 +1,4 @@
-"""What all training runs share: the loop over steps, evaluation, checkpoints, logs, and a clean end on Ctrl-C."""
+"""Runner: the shared part of all training runs: the loop over steps, evaluation, checkpoints, logs, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class Runner(ABC):
-    """Drives one training run. `init_workers` brings the groups up, `run` trains, `evaluate` measures.
+    """Drives one training run. `init_workers` builds the workers' models, `run` trains, `evaluate` measures.
 
-    A subclass says what one step is, and what the state of a run is besides the actor's.
+    A subclass defines one step, and the state of the run besides the actor's.
     """
 
     cfg: BaseConfig
@@ -50,9 +50,10 @@ class Runner(ABC):
     total_steps: int
     completed_steps: int
     _first_step: int
-    """How many steps were done before this process."""
+    """Number of steps that were complete before this process."""
     _secured_step: int
-    """How many completed steps a failure would not take back, at the farthest that the run got."""
+    """Number of steps that count as done: complete, and with a snapshot if one was due. A recovery that goes back
+    further loses steps, which are done again."""
 
     _num_parameters: int
 
@@ -65,16 +66,16 @@ class Runner(ABC):
         supervisor: Supervisor | None = None,
         claim: RunClaim | None = None,
     ) -> None:
-        """`claim`: the run, if `claim_run` was called before; without it `run` claims one, for as long as it lasts."""
+        """`claim`: the run's directory, if `claim_run` was called before; without it `run` claims one until it ends."""
         self.cfg, self.actor, self.rollout, self.supervisor = cfg, actor, rollout, supervisor
         self._groups = (*others, rollout, actor)
-        self._trained_groups = [actor]  # what they hold is in checkpoints alone
+        self._trained_groups = [actor]  # groups whose state can only be restored from a checkpoint or snapshot
         self.completed_steps = 0
         self._evals: dict[int, EvalSummary] = {}  # by step
         self._stop, self._interrupted = StopRequest(cfg.runner.phase_timeout_s), False
         self._wait = self._stop.wait
-        self._update_s = 0.0  # how long the last update took
-        self._num_transfers = 0  # of weights
+        self._update_s = 0.0  # duration of the last update
+        self._num_transfers = 0  # number of weight transfers so far
 
         self._claim = paths = claim or find_run(cfg)
         self._own_claim: AbstractContextManager[Any] = nullcontext(paths) if claim else paths
@@ -84,70 +85,70 @@ class Runner(ABC):
         self.states = SavedStates(self.store, self.run_dir, self._stop, self._state, self._write_state, *groups)
         self.step_log = StepLog(cfg, self.run_dir, self.states.disk)
 
-    # what a subclass says
+    # what a subclass defines
 
     @abstractmethod
     def init_workers(self) -> None:
-        """Build what the workers need, and load the checkpoint if the run resumes."""
+        """Build the workers' models and environments, and load the checkpoint if the run resumes."""
 
     def prepare(self) -> None:  # noqa: B027 (most runs have nothing to do)
-        """What comes before the first step of this process; an interrupt is handled as within a step."""
+        """Work before the first step of this process; an interrupt is handled as within a step."""
 
     @abstractmethod
     def run_step(self, step: int) -> None:
-        """One step: have the groups work, wait for the updates by `_train`, which completes the step, and log."""
+        """Do one step: call the groups, wait for the updates with `_train`, which completes the step, and log."""
 
     @abstractmethod
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Measure the actor's present weights, on the same seeded episodes every time.
+        """Evaluate the actor's present weights, on the same seeded episodes every time.
 
-        `videos` is where a GIF of the first episodes goes, if there is anything to see.
+        `videos`: the path for a GIF of the first episodes, written if they have images.
         """
 
     def _flows(self) -> list[tuple[WorkerGroup, WorkerGroup]]:
-        """Pairs of groups of which the first sends to the second without a call of this driver."""
+        """Pairs of groups (a, b) where a sends messages to b directly, not through the driver."""
         return [(self.actor, self.rollout)]
 
     def _experience(self) -> dict[str, int]:
-        """What evaluations are plotted over besides steps: `env_steps`, if there are any."""
+        """Counters besides steps that evaluations are plotted over, such as `env_steps`."""
         return {}
 
     def _num_updates_done(self) -> int:
-        """What `control.snapshot_interval` counts."""
+        """The number that `control.snapshot_interval` counts."""
         return self.completed_steps
 
     def _state(self) -> dict[str, Any]:
-        """What this driver needs to go on after the last completed step; JSON."""
+        """The driver's state after the last completed step, as JSON."""
         return {"completed_steps": self.completed_steps, "run": self.run_dir.name}
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Take what `_state` gave."""
+        """Restore the driver from `_state`'s result."""
         self.completed_steps = state["completed_steps"]
 
     def _save_state(self, directory: Path) -> None:
-        """Write what is needed to go on from here besides the actor's part."""
+        """Write the state of the run besides the actor's part."""
         (directory / "runner.json").write_text(json.dumps(self._state()))
         write_config(self.cfg, directory)
 
     def _load(self, checkpoint: Path) -> None:
-        """Go back to, or on from, a checkpoint or snapshot."""
+        """Restore the driver and the actor from a checkpoint or snapshot."""
         self._load_state(read_state(checkpoint))
         loading = self.actor.load_checkpoint(str(checkpoint), self.completed_steps)
         self._wait(loading, what=f"{checkpoint} to load", says_so=True)
         log.info("resumed from %s: %d steps are done", checkpoint, self.completed_steps)
 
     def _forget_unfinished_step(self) -> None:  # noqa: B027 (most runs have nothing to do)
-        """Bring this driver, and workers that still live, to the end of the last completed step; the trained groups
-        are there already."""
+        """Reset the driver and the living workers to the end of the last completed step; the trained groups are there
+        already."""
 
     # the run
 
     def run(self, until: int | None = None) -> RunResult:
-        """Train to the last step, or until Ctrl-C or SIGTERM, which leaves a checkpoint of the last completed step.
+        """Train to the last step, or until Ctrl-C or SIGTERM, which saves a checkpoint of the last completed step.
         A second Ctrl-C raises KeyboardInterrupt at once.
 
-        `until`: pause after so many steps, with a checkpoint, for which no earlier one is deleted. A runner with other
-        groups and the same claim goes on from there (`run_placed`)."""
+        `until`: pause when this many steps are complete, with a checkpoint (no earlier one is deleted). A runner with
+        other groups and the same claim can go on from there (`run_placed`)."""
         if until is not None:
             self.store.keep = 10**6
         with self._own_claim:
@@ -164,11 +165,11 @@ class Runner(ABC):
                     except SchedulerError as error:
                         causes = error, error.__cause__
                         full = any(isinstance(cause, SharedMemoryFullError) for cause in causes)
-                        if self.supervisor is None or full:  # workers that start again have no more room
+                        if self.supervisor is None or full:  # restarted workers would have no more room
                             raise
-                        self._recover(self.supervisor, error)  # what failed is then done again
+                        self._recover(self.supervisor, error)  # the loop then does the failed step again
             has_ended = self._interrupted or self.completed_steps >= self.total_steps
-            if not has_ended and self._stop.requested:  # while it paused; the next runner would not know
+            if not has_ended and self._stop.requested:  # asked during the pause; the next runner would not know
                 has_ended = self._interrupted = True
                 if self.supervisor is not None:
                     self.supervisor.interrupted(self.completed_steps)
@@ -176,8 +177,7 @@ class Runner(ABC):
 
     @contextmanager
     def _open_run(self) -> Iterator[None]:
-        """Open the run's directory with config, versions and logs, progress on the terminal, and a place for
-        snapshots."""
+        """Write the run's config and versions, and open its logs, the progress on the terminal, and its snapshots."""
         try:
             begin_run(self.cfg, self.run_dir, self.store, self.completed_steps, self.total_steps, self._resume_from)
         except OSError as error:
@@ -187,7 +187,7 @@ class Runner(ABC):
         self._first_step = self._secured_step = self.completed_steps
         nodes = [member.node.node_id for group in self._trained_groups for member in group.members]
         snapshots = Snapshots(self.cfg.control.snapshot_interval, self._num_parameters, nodes)
-        resume_step = -1 if self._claim.begun else None  # another placement has failed before it had a checkpoint
+        resume_step = -1 if self._claim.begun else None  # -1: another placement failed before its first checkpoint
         if self._resume_from is not None:
             resume_step = self.completed_steps
         self._claim.begun = True
@@ -197,7 +197,7 @@ class Runner(ABC):
             yield
 
     def _begin(self) -> None:
-        """What comes before the first step of this process, and a state to go back to."""
+        """Work before the first step of this process; ends with a state to go back to."""
         if self.supervisor is not None:
             for source, target in self._flows():
                 source.feeds(target)
@@ -217,7 +217,7 @@ class Runner(ABC):
         self.progress.start_clock()
 
     def _save_and_evaluate(self, until: int | None) -> bool:
-        """Between two steps: save and evaluate where due. Returns whether there is another step to do."""
+        """Save and evaluate between two steps, if due. Returns whether there is another step to do."""
         at_end = self.completed_steps >= self.total_steps
         if until is not None and self.completed_steps >= until and not at_end:
             self.save_checkpoint()
@@ -228,7 +228,7 @@ class Runner(ABC):
         def due(interval: int) -> bool:
             return interval > 0 and (at_end or self.completed_steps % interval == 0)
 
-        # there is nothing new to save before this process has done a step
+        # before this process has done a step there is nothing new to save
         if due(self.cfg.runner.save_interval) and (at_end or self.completed_steps > self._first_step):
             self.save_checkpoint()
         if due(self.cfg.runner.val_check_interval):
@@ -236,7 +236,7 @@ class Runner(ABC):
         return not at_end
 
     def save_checkpoint(self) -> Path | None:
-        """See `SavedStates.save`."""
+        """Write a checkpoint of the last completed step; see `SavedStates.save`."""
         return self.states.save()
 
     def _evaluate_and_log(self) -> None:
@@ -247,7 +247,7 @@ class Runner(ABC):
             self.step_log.write_evaluation(step, self._evals[step], film, self._experience())
 
     def _after_step(self) -> None:
-        """A step is only done once there is a state to go back to, if one is due."""
+        """Take a snapshot if one is due; only then does the step count as done."""
         if self._snapshot_is_due():
             self.states.snapshots.take(self.completed_steps, self.states.write)
         self._secured_step = self.completed_steps
@@ -258,10 +258,10 @@ class Runner(ABC):
         is_only_way = self._update_s > STOP_TIMEOUT_S / 2
         return self.states.snapshots.due(self._num_updates_done(), is_only_way)
 
-    # what a step is made of
+    # the parts of a step
 
     def update_rollout_weights(self) -> None:
-        """Bring the rollout workers to the actor's weights."""
+        """Send the actor's weights to the rollout workers, and wait."""
         with self.step_log.phase("sync_weights"):
             self._wait(*self._transfer_weights(), what="weight sync")
 
@@ -271,7 +271,8 @@ class Runner(ABC):
         return self.rollout.sync_model_from_actor(self.completed_steps, self._num_transfers), sending
 
     def _train(self, *handles: Handle) -> list[Any]:
-        """Wait for the updates of a step, which complete it, even if workers that play ahead fail meanwhile."""
+        """Wait for the updates of a step, and count the step as complete, even if workers that play ahead fail
+        meanwhile. Returns the results of the calls."""
         self.states.in_update, started = True, time.monotonic()
         trained = self._wait(*handles, what="training", grace_s=STOP_TIMEOUT_S, alone=True)
         self._update_s = time.monotonic() - started
@@ -290,27 +291,28 @@ class Runner(ABC):
         rollouts: tuple[float, float] | None = None,
         before: Sequence[Span] = (),
     ) -> None:
-        """Log the step, for which workers did `spans`; see `StepLog.write`. `before`: what was done for the step
-        before, where that may overlap with the rollouts of this one."""
+        """Log the step with the workers' `spans`; see `StepLog.write`. `before`: spans of the step before, if these may
+        overlap with the rollouts of this one."""
         if self.supervisor is not None:
             metrics = {**metrics, **self.supervisor.metrics(), "time/snapshot": self.states.snapshots.took_s}
         self.step_log.write(self.completed_steps, metrics, [*spans, *before], pair, rollouts)
         self._show_timeline(self.completed_steps, [*spans, *self.step_log.spans])
 
     def _show_timeline(self, step: int, spans: Sequence[Span]) -> None:
-        """Keep the timeline of the third step, or of the last."""
+        """Write the timeline of the third step, or of the last."""
         if step in (3, self.total_steps):
             self.step_log.write_timeline(step, [span for span in spans if span.start >= self.step_log.began])
 
-    # checkpoints, and what is done when workers fail
+    # checkpoints, and recovery when workers fail
 
     def _write_state(self, directory: Path) -> None:
-        """Write everything that training goes on from."""
+        """Write the whole state of the run: the actor's part and the driver's."""
         self._wait(self.actor.save_checkpoint(str(directory)), what="checkpoint", grace_s=math.inf, alone=True)
         self._save_state(directory / "training_state")
 
     def _resume(self) -> None:
-        """Load what the run resumes from, if it does. If that fails, `run` is never reached: let go of the run."""
+        """Load the checkpoint that the run resumes from, if any. If that fails, release the claim, as `run` is not
+        called."""
         if self._resume_from is None:
             return
         try:
@@ -320,10 +322,10 @@ class Runner(ABC):
                 raise
 
     def _recover(self, supervisor: Supervisor, error: SchedulerError) -> None:
-        """Have workers started again, and everything brought back to the end of a completed step."""
+        """Restart failed workers, and restore the run to the end of a completed step."""
         started, step = time.monotonic(), self._secured_step
         self.progress.message(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-        in_update, self.states.in_update = self.states.in_update, True  # until all of this is done
+        in_update, self.states.in_update = self.states.in_update, True  # until the recovery is complete
         with self._stop.at_once():
             recovered = supervisor.recover(error, lambda decision: self._restore(decision.ranks, in_update))
         self.states.in_update = False
@@ -332,8 +334,8 @@ class Runner(ABC):
         self.progress.message(f"recovered in {time.monotonic() - started:.1f} s: {again} started again{lost}")
 
     def _restore(self, restarted: Mapping[str, Sequence[int]], in_update: bool) -> int:
-        """Go back to the end of a completed step, the last one if possible; returns how many steps that loses.
-        `restarted`: ranks that were started again, by group. `in_update`: an update was broken off."""
+        """Go back to the end of a completed step, the last one if possible; returns how many steps are lost.
+        `restarted`: ranks that were restarted, by group. `in_update`: an update was interrupted."""
         logged = self.completed_steps
         if in_update or any(group.name in restarted for group in self._trained_groups):
             self._load(self.states.newest())
@@ -350,8 +352,8 @@ class Runner(ABC):
 
     @contextmanager
     def _save_what_is_done(self) -> Iterator[None]:
-        """A run that is stopped, or fails, ends here, and leaves a checkpoint of its last completed step, or of the
-        newest one that has a snapshot."""
+        """Save when the run is stopped or fails inside the block: a checkpoint of the last completed step, or of the
+        newest snapshot. A stop ends here; an error is raised again."""
         num_updates_before = self._num_updates_done()
         try:
             yield
@@ -374,7 +376,7 @@ class Runner(ABC):
         if has_ended and self.cfg.runner.report:
             try:
                 report = write_report(self.run_dir)
-            except Exception as error:  # any: training is over, and must not be said to have failed
+            except Exception as error:  # any: training itself has succeeded
                 traceback = None if has_no_room(error) else error
                 log.error("no report (%s); try again: rlinf-lite report %s", error, self.run_dir, exc_info=traceback)
         return RunResult(

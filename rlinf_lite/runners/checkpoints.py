@@ -1,12 +1,12 @@
-"""Checkpoint directories: written beside, checksummed, renamed when complete.
+"""Checkpoint directories: written under a temporary name, checksummed, and renamed when complete.
 
     <save_path>/<run>/checkpoints/step_000040/policy/  training_state/  checksums.json
                                   last -> step_000040
 
-A crash at any instant leaves a whole one: `last` moves only after the new directory is complete and on disk, and a step
-that is written again is put aside (`.step_000040.old`) until its successor is in its place. Only a run's owner calls
-`CheckpointStore`'s methods that write; `find_checkpoint` and `verify` read, also beside a living run. Snapshots are the
-same in shared memory: what a run goes on from after workers were started again.
+A crash at any instant leaves a complete checkpoint: `last` moves only after the new directory is complete and on disk.
+If a step is written again, the old directory is kept as `.step_000040.old` until the new one is in its place. Only the
+owner of a run calls the writing methods of `CheckpointStore`; `find_checkpoint` and `verify` only read, also while the
+run is active. Snapshots are checkpoints in shared memory, from which a run recovers after workers were restarted.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from rlinf_lite.scheduler.segments import no_room
 log = logging.getLogger(__name__)
 
 SUPERSEDED = "superseded"
-_AUTO_SHARE = 0.01  # of the time, at the most, that snapshots take
+_AUTO_SHARE = 0.01  # largest share of the time that snapshots may take
 _BYTES_PER_PARAMETER = 12
-"""A weight and two moments of AdamW, in fp32."""
+"""Bytes of a weight and the two moments of AdamW, in fp32."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run, newest `keep` of them. Those that need not outlive the machine are not `durable`:
-    neither checksummed nor forced to disk."""
+    """The checkpoints of one run; keeps the newest `keep`. If not `durable`, they are neither checksummed nor forced to
+    disk, and may be lost with the machine."""
 
     def __init__(self, run_dir: Path, keep: int, durable: bool = True) -> None:
         self.root = run_dir / "checkpoints"
         self.keep, self._durable = keep, durable
 
     def write(self, step: int, write: Callable[[Path], object]) -> Path:
-        """The checkpoint of `step`, of what `write` puts into a directory; nothing is left where that fails. Raises
-        CheckpointError, and what `write` raises."""
+        """Make the checkpoint of `step` from the files that `write` puts into a directory. If that fails, nothing is
+        left. Raises CheckpointError, and what `write` raises."""
         partial = self.begin(step)
         try:
             write(partial)
@@ -59,7 +59,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
 
     def begin(self, step: int) -> Path:
-        """An empty directory to write the checkpoint of `step` into; leftovers of interrupted writes are removed."""
+        """Create an empty directory for the checkpoint of `step`, and remove leftovers of interrupted writes."""
         with _writing(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             self.tidy()
@@ -68,7 +68,7 @@ class CheckpointStore:
         return partial
 
     def commit(self, step: int, partial: Path) -> Path:
-        """Checksum, make durable, rename, move `last`, and delete what is older than the newest `keep`."""
+        """Complete a checkpoint: checksum, force to disk, rename, move `last`, and delete all but the newest `keep`."""
         final, replaced = self.root / _name(step), self.root / f".{_name(step)}.old"
         with _writing(partial):
             files = sorted(path for path in partial.rglob("*") if path.is_file())
@@ -86,13 +86,13 @@ class CheckpointStore:
                 _sync(self.root)
         for old in (replaced, *self.steps()[: -self.keep]):
             if old != final and old.exists():
-                with suppress(OSError):  # the new one is there, and the next `begin` tries again
+                with suppress(OSError):  # the new checkpoint is complete, and the next `begin` tries again
                     _remove(old)
         return final
 
     def tidy(self) -> None:
-        """Remove what interrupted writes left; a step that was put aside comes back where its successor never came, and
-        `last` is a link again where a copy (`scp -r`) has made it a second directory of its step."""
+        """Remove leftovers of interrupted writes. An old checkpoint (`.step_*.old`) whose replacement was never
+        completed gets its name back. If a copy (`scp -r`) made `last` a second directory, it becomes a link again."""
         last = self.root / "last"
         with _writing(self.root):
             if last.is_dir() and not last.is_symlink():
@@ -112,8 +112,9 @@ class CheckpointStore:
                 shutil.rmtree(leftover)
 
     def go_on_from(self, step: int, resumed: Path | None = None) -> list[Path]:
-        """Move the checkpoints of later steps into `superseded/` before these steps are done again, or they would be
-        taken for the newest; also one of this step that is not the `resumed` one. Returns where they are now."""
+        """Move the checkpoints of steps after `step` into `superseded/`, since these steps are done again and the old
+        ones would count as the newest. Also a checkpoint of `step` itself that is not the `resumed` one. Returns the
+        new paths."""
         moved = []
         with _writing(self.root):
             later = [path for path in self.steps() if step_number(path) > step]
@@ -127,18 +128,18 @@ class CheckpointStore:
             for path in later:
                 target = self.root / SUPERSEDED / path.name
                 if resumed is not None and target.resolve() == resumed.resolve():
-                    target = target.with_name(f"{path.name}-2")  # what is resumed stays where it is
+                    target = target.with_name(f"{path.name}-2")  # the resumed checkpoint keeps its place
                 if target.exists():
                     _remove(target)
                 moved.append(path.rename(target))
         return moved
 
     def steps(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """The complete checkpoints, oldest first."""
         return sorted(filter(is_whole, named(self.root, STEP)), key=step_number)
 
     def newest(self) -> Path | None:
-        """The last of `steps`."""
+        """The newest complete checkpoint, or None."""
         return next(reversed(self.steps()), None)
 
     def _point_last_to(self, checkpoint: Path | None) -> None:
@@ -152,13 +153,13 @@ class CheckpointStore:
 
 
 class Snapshots(CheckpointStore):
-    """The newest state of the training groups in this node's shared memory, in the format of a checkpoint.
+    """The newest state of the trained groups in this node's shared memory, in the format of a checkpoint.
 
-    There are none where the groups are on other nodes, or memory does not suffice.
+    No snapshots are taken if the groups are on other nodes or the memory does not suffice; `why_none` says so.
     """
 
     def __init__(self, interval: int | Literal["auto"], num_parameters: int, nodes: Sequence[str]) -> None:
-        """`nodes`: ids of those that the training groups are on."""
+        """`nodes`: ids of the nodes of the trained groups."""
         here = get_context()
         super().__init__(Path(here.shm_dir) / f"snapshots-{os.getpid()}", keep=1, durable=False)
         self._interval, self.took_s, self._began = interval, 0.0, -float("inf")
@@ -173,8 +174,8 @@ class Snapshots(CheckpointStore):
             self.why_none = f"two would take {needed / 2**30:.1f} of {free / 2**30:.1f} GiB of shared memory"
 
     def due(self, step: int, is_only_way: bool = False) -> bool:
-        """Whether to take one after `step` steps. `is_only_way`: updates take longer than a run that is asked to stop
-        can wait, so that without one of the last step there would be nothing to save."""
+        """Whether to take a snapshot after `step` steps. `is_only_way`: updates take longer than a stopping run can
+        wait, so that only a snapshot can save the last step."""
         if self.why_none:
             return False
         if self._interval == "auto":
@@ -182,8 +183,8 @@ class Snapshots(CheckpointStore):
         return step % self._interval == 0
 
     def take(self, step: int, write: Callable[[Path], None]) -> None:
-        """Have the state written, unless there are none. One that finds no room is done without, as are all after it
-        (`why_none`); an earlier one stays."""
+        """Take a snapshot, unless snapshots are off. If there is no room, it and all later ones are skipped
+        (`why_none`); an earlier snapshot stays."""
         if self.why_none:
             return
         self._began = time.monotonic()
@@ -198,11 +199,12 @@ class Snapshots(CheckpointStore):
         self.took_s = time.monotonic() - self._began
 
     def keep_newest(self, store: CheckpointStore, step: int) -> Path:
-        """Make a checkpoint of the newest one, which is of `step`; no worker is needed. Raises CheckpointError."""
+        """Copy the newest snapshot, which is of `step`, to a checkpoint; no worker is needed. Raises
+        CheckpointError."""
         kept, sums = self.steps()[-1], shutil.ignore_patterns(CHECKSUMS)
         try:
             return store.write(step, lambda partial: shutil.copytree(kept, partial, dirs_exist_ok=True, ignore=sums))
-        except OSError as error:  # of a tree: all of them
+        except OSError as error:  # shutil.Error holds the errors of all files
             first = error.args[0][0][2] if isinstance(error, shutil.Error) else error
             raise CheckpointError(f"cannot copy the snapshot {kept} to {store.root}: {first}") from error
 
@@ -211,8 +213,9 @@ class Snapshots(CheckpointStore):
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that `path` means: itself, or the last one of a run directory, wherever that keeps them, or of a
-    `checkpoints` directory. Where `last` leads nowhere it is the newest whole one, and a warning says which."""
+    """The checkpoint that `path` means: the checkpoint itself, or the last one of a run directory (in the place that
+    its config names) or of a `checkpoints` directory. If `last` is broken it is the newest complete one, with a
+    warning. Raises CheckpointError."""
     if is_whole(path):
         return path.resolve()
     of_run = checkpoint_roots(path)
@@ -221,11 +224,13 @@ def find_checkpoint(path: Path) -> Path:
         found = newest_checkpoint(root)
         if found is not None:
             if not is_whole(root / "last"):
-                log.warning("%s leads to no complete checkpoint: %s is the newest that is", root / "last", found)
+                log.warning(
+                    "%s leads to no complete checkpoint: using the newest complete one, %s", root / "last", found
+                )
             return found
     if not path.exists():
         raise CheckpointError(f"{path}: no such directory (looked for {path.absolute()}). rlinf-lite runs lists runs")
-    elsewhere = "".join(f", nor does {root}, where its config.yaml has them go" for root in of_run[1:])
+    elsewhere = "".join(f", nor does {root}, where its config.yaml puts them" for root in of_run[1:])
     raise CheckpointError(
         f"{path} holds no complete checkpoint (a step_* directory with {CHECKSUMS}, or a run of them){elsewhere}. A "
         "run writes one every runner.save_interval steps, and after its last"
@@ -233,14 +238,13 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The directory of a run that a checkpoint lies in, also one that is superseded; None: it lies by itself."""
+    """The run directory that contains a checkpoint, also a superseded one; None if it is in no run."""
     root = checkpoint.parent.parent if checkpoint.parent.name == SUPERSEDED else checkpoint.parent
     return root.parent if root.name == "checkpoints" else None
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What the runner that wrote a checkpoint, or a snapshot, said of itself: `completed_steps` and more. Raises
-    CheckpointError."""
+    """The driver's state in a checkpoint or snapshot: `completed_steps` and more. Raises CheckpointError."""
     file = checkpoint / "training_state" / "runner.json"
     try:
         return dict(json.loads(file.read_text()))
@@ -249,12 +253,12 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def size_of(checkpoint: Path) -> int:
-    """Bytes of its files."""
+    """The size of a checkpoint's files in bytes."""
     return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
 
 
 def _remove(directory: Path) -> None:
-    """Half of a checkpoint must not be taken for a whole one: it is renamed before it is deleted."""
+    """Delete a checkpoint. It is renamed first, so that a half-deleted one is never taken for a complete one."""
     name = directory.name.removeprefix(".").removesuffix(".old")
     trash = directory.with_name(f".{name}.trash")
     shutil.rmtree(trash, ignore_errors=True)
@@ -277,7 +281,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """What the system refuses inside is a CheckpointError of `path`."""
+    """Turn an OSError inside the block into a CheckpointError about `path`."""
     try:
         yield
     except OSError as error:

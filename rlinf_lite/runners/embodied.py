@@ -1,4 +1,4 @@
-"""The embodied training loop. Around each step, where due: a checkpoint, an evaluation, a snapshot (`Runner.run`).
+"""The synchronous embodied loop. `Runner.run` adds checkpoints, evaluations and snapshots around the steps.
 
 rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
 env.interact() || rollout.generate() || actor.recv_rollout_batch()
@@ -17,10 +17,10 @@ from rlinf_lite.scheduler import Handle
 
 
 class EmbodiedRunner(SimulationRunner):
-    """Reinforcement learning in simulators; see `Runner` for what surrounds the steps."""
+    """Runs reinforcement learning in simulators; see `Runner` for the loop around the steps."""
 
     _env_states: dict[int, list[dict[str, Any]]]
-    """Where every environment was after the newest two completed steps, to go back to if a step is broken off."""
+    """The states of all environments after the two newest completed steps, restored if a step is interrupted."""
 
     def init_workers(self) -> None:
         super().init_workers()
@@ -51,11 +51,12 @@ class EmbodiedRunner(SimulationRunner):
         self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
 
     def _log_played(self, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
-        """Log a step, given what env and rollout workers did for it, and what the actor did."""
+        """Log a step; `played`: spans of env and rollout workers, `trained`: spans of the actor."""
         self._log_step(metrics, played + trained)
 
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
-        """Environments, policy and the actor's intake run against each other until the batch is complete."""
+        """Run env workers, rollout workers and the actor's receiving side together until the batch of `step` is
+        complete. Returns the results of env and rollout workers."""
         with self.step_log.phase("generate_rollouts"):
             handles = self._play(step)
             played = self._wait(*handles, self.actor.recv_rollout_batch(step), what="rollouts")[:2]
@@ -64,7 +65,8 @@ class EmbodiedRunner(SimulationRunner):
         return played
 
     def _play(self, step: int) -> tuple[Handle, ...]:
-        """The two calls of env and rollout workers that play `step`, then other calls that the step has to wait for."""
+        """Start the rollouts of `step`. Returns the calls of env and rollout workers, then further calls to wait
+        for."""
         return self.env.interact(step), self.rollout.generate(step)
 
     def _forget_unfinished_step(self) -> None:

@@ -1,7 +1,7 @@
-"""What the reasoning loop computes itself: filtering, advantages, minibatches. Pure functions on DataProtos.
+"""The computations of the language loop's driver: filtering, advantages, minibatches. Pure functions on DataProtos.
 
-Columns are those of `data.sequences` besides `scores` [B], `group` [B] (the number of a row's prompt in the step) and
-`sample` [B] (of that prompt's responses).
+Columns are those of `data.sequences`, and `scores` [B], `group` [B] (the number of the row's prompt in the step) and
+`sample` [B] (the number of the response to that prompt).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ KLController = FixedKLController | AdaptiveKLController
 
 
 def kl_controller(kl: KLConfig) -> KLController:
-    """What chooses the weight of the KL in the reward."""
+    """The controller that sets the weight of the KL in the reward."""
     adaptive = kl.place == "reward" and kl.controller == "adaptive"
     return AdaptiveKLController(kl.coef, kl.target, kl.horizon) if adaptive else FixedKLController(kl.coef)
 
 
 def split_baselines(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> DataProto:
-    """Without the greedy responses, which are sample number `group_size`; their scores, less what is taken off for
-    their length, become `baselines` [B]."""
+    """The batch without the greedy responses (sample number `group_size`). Their scores, minus the length penalty,
+    become the column `baselines` [B]."""
     samples, groups = batch.batch["sample"], batch.batch["group"]
     greedy = samples == algorithm.group_size
     if not greedy.any():
@@ -47,22 +47,22 @@ def split_baselines(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Da
 
 
 def with_signal(batch: DataProto) -> DataProto:
-    """The rows of groups whose members do not all score the same."""
+    """The rows of groups whose scores are not all equal."""
     scores = batch.batch["scores"][:, None]
     inputs = algorithms.AdvantageInputs(scores, torch.ones_like(scores), group_ids=batch.batch["group"])
     return batch[algorithms.filter_groups(inputs)]
 
 
 def first_groups(batch: DataProto, num_groups: int) -> DataProto:
-    """The rows of at most `num_groups` groups."""
+    """The rows of the first `num_groups` groups."""
     groups = batch.batch["group"]
     kept = torch.unique(groups)[:num_groups]
     return batch[torch.isin(groups, kept)]
 
 
 def reward_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Means of the numbers that a reward function gave besides scores, each over the rows that have it; the same in
-    any order of the rows."""
+    """Means of the numbers that a reward function returned besides scores, each over the rows that have it; independent
+    of the order of rows."""
     given: dict[str, list[float]] = {}
     for row in rows:
         for name, number in row.items():
@@ -71,7 +71,7 @@ def reward_metrics(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def score_metrics(scored: DataProto) -> dict[str, float]:
-    """`rollout/*` and `reward/*` metrics of the scores of all responses, those of filtered groups too."""
+    """`rollout/*` and `reward/*` metrics of the scores of all responses, including filtered groups."""
     columns = scored.batch
     metrics = {
         "rollout/all_rewards": float(columns["scores"].mean()),
@@ -89,7 +89,7 @@ def num_groups(batch: DataProto) -> int:
 
 
 def in_order(batch: DataProto) -> DataProto:
-    """Sorted by prompt and sample, whichever were finished first."""
+    """The batch sorted by prompt and sample, regardless of which responses finished first."""
     order = np.lexsort((batch.batch["sample"].numpy(), batch.batch["group"].numpy()))
     return batch.reorder(order)
 
@@ -97,8 +97,8 @@ def in_order(batch: DataProto) -> DataProto:
 def add_advantages(
     batch: DataProto, algorithm: ReasoningAlgorithmConfig, controller: KLController, recomputed_by: int | None
 ) -> tuple[DataProto, dict[str, float]]:
-    """The batch with `advantages` and `returns` [B, R]; `rollout/*` metrics. `recomputed_by`: the version of the
-    weights that `old_logprobs` were computed again with; None where they are those of acting."""
+    """Add the columns `advantages` and `returns` [B, R]. Returns the batch and `rollout/*` metrics. `recomputed_by`:
+    the version of the weights with which `old_logprobs` were computed again; None if they are those of generation."""
     columns, mask = batch.batch, batch.batch["response_mask"]
     lengths, penalty = mask.sum(1), _length_penalty(batch, algorithm)
     last = (columns["scores"] + penalty)[:, None]
@@ -133,7 +133,7 @@ def add_advantages(
 
 
 def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Tensor:
-    """What each response loses for its length, [B]."""
+    """The length penalty of each response (a number <= 0), [B]."""
     overlong = algorithm.overlong
     return algorithms.overlong_penalty(batch.batch["response_mask"], overlong.buffer_length, overlong.factor)
 
@@ -141,8 +141,8 @@ def _length_penalty(batch: DataProto, algorithm: ReasoningAlgorithmConfig) -> Te
 def updates(
     batch: DataProto, algorithm: ReasoningAlgorithmConfig, global_batch_size: int, seed: int, step: int
 ) -> Iterator[DataProto]:
-    """Minibatches of all epochs, shuffled again in each. Their meta_info: `step`, `denominator`, and whether one is the
-    `first` of the step."""
+    """The minibatches of all epochs, shuffled differently in each epoch. Their meta_info: `step`, `denominator`, and
+    `first`, whether it is the first minibatch of the step."""
     everything, first = np.ones(len(batch), dtype=bool), True
     for epoch in range(algorithm.update_epochs):
         for rows in minibatches(everything, global_batch_size, seed, step, epoch):
@@ -154,13 +154,13 @@ def updates(
 
 
 def for_ranks(batch: DataProto, columns: list[str], num_ranks: int) -> DataProto:
-    """These columns of the batch, in an order that gives each of `num_ranks` about as many tokens."""
+    """The given columns of the batch, in an order that gives each of `num_ranks` about the same number of tokens."""
     chosen = batch.select(["input_ids", "attention_mask", "response_mask", *columns], ["row"])
     return chosen.reorder(balanced_order(sequence_lengths(chosen), num_ranks))
 
 
 def as_episodes(rows: list[int], answers: DataProto, rewards: DataProto) -> list[EpisodeRecord]:
-    """Answers to the problems `rows` as episodes of one decision per token. Success is None where no rule judges."""
+    """Answers to the problems `rows` as episodes with one decision per token. Success is None if no rule judges it."""
     scores, by_rule = rewards.batch["scores"].tolist(), rewards.batch["rule_scores"].tolist()
     successes = [None if math.isnan(score) else score >= 1 for score in by_rule]
     lengths = answers.batch["response_mask"].sum(1).tolist()
@@ -172,7 +172,7 @@ def as_episodes(rows: list[int], answers: DataProto, rewards: DataProto) -> list
 
 
 def answer_lines(texts: list[str], prompts: DataProto, rewards: DataProto) -> str:
-    """Prompts (as `texts`), answers and scores as lines of JSON."""
+    """Prompts (`texts`), answers and scores as lines of JSON."""
     given, lines = rewards.non_tensor_batch, []
     columns = (texts, given["response"], prompts.non_tensor_batch["ground_truth"], rewards.batch["scores"].tolist())
     for *row, metrics in zip(*columns, given["reward_metrics"], strict=True):

@@ -1,4 +1,4 @@
-"""A disk that fills up while a run writes: the run waits with what it has in memory, and tries again."""
+"""Writing to a disk that may be full: the run waits, with its state in memory, and tries again."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 _SAY_AGAIN_S = 60.0
 _CODES = (errno.ENOSPC, errno.EDQUOT)
-_IN_TEXT = re.compile(rf"\b(?:Errno|os error) (?:{'|'.join(map(str, _CODES))})\b")  # of shutil and of safetensors
+_IN_TEXT = re.compile(rf"\b(?:Errno|os error) (?:{'|'.join(map(str, _CODES))})\b")  # texts of shutil and safetensors
 
 
 class DiskFullError(CheckpointError):
-    """There was no room for a file of a run, for as long as the run waits."""
+    """The disk had no room for a file of a run during the whole time that the run waits."""
 
 
 def has_no_room(error: BaseException | None) -> bool:
-    """Whether an error arose from a disk, or a quota, that is full."""
+    """Whether the cause of an error is a full disk or quota."""
     if error is None:
         return False
     return getattr(error, "errno", None) in _CODES or bool(_IN_TEXT.search(str(error))) or has_no_room(error.__cause__)
 
 
 def room_at(path: Path, num_bytes: int = 0) -> str:
-    """How much there is for a file, or in a directory; `num_bytes`: what it takes (0: not known)."""
+    """A text with the free space at a file or directory; `num_bytes`: the size of the file (0: not known)."""
     usage = shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists()))
     needed = f"needs {num_bytes:,} bytes, and " if num_bytes else ""
     return f"{path} {needed}{usage.free:,} of {usage.total:,} bytes are free"
 
 
 class Disk:
-    """Everything that a run's driver writes while it trains goes through `write`."""
+    """Writes files, and waits while the disk is full. A run's driver writes everything during training through it."""
 
     def __init__(self, limit_s: float, check: Callable[[], None], hint: Callable[[], str]) -> None:
-        """`limit_s`: longest wait. `check` raises where a wait is to end before; `hint` says what may be done
-        meanwhile."""
+        """`limit_s`: longest wait. `check` raises to end a wait early; `hint` returns a text on what the user can
+        do."""
         self._limit_s, self._check, self._hint = limit_s, check, hint
 
     def write(self, path: Path, write: Callable[[], T], num_bytes: int = 0) -> T:
-        """Call `write`, and again while there is no room for `path`; returns what it returns. It removes what it began
-        where it fails. Raises DiskFullError after the limit; later calls do not wait."""
+        """Call `write`, and repeat while there is no room for `path`; returns its result. `write` must remove its
+        partial files if it fails. Raises DiskFullError after the limit; later calls do not wait."""
         began, say_at, waited_s = time.monotonic(), 0.0, 0.0
         while True:
             tried = time.monotonic()

@@ -1,4 +1,4 @@
-"""`cluster.component_placement: auto`: a run tries its placements for a few steps each and keeps the fastest."""
+"""`cluster.component_placement: auto`: a run tries each placement for a few steps and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlinf_lite.scheduler import Cluster, SchedulerError, WorkerDiedError
 if TYPE_CHECKING:
     from rlinf_lite.control import Supervisor
 
-NUM_MEASURED = 2  # steps of each placement that count, after one in which everything is used for the first time
+NUM_MEASURED = 2  # measured steps of each placement, after a first step that also pays for first-time costs
 CHOICE = "placement.json"
 Run = Callable[[Any, int | None], RunResult]
 
@@ -33,14 +33,14 @@ Run = Callable[[Any, int | None], RunResult]
 def run_placed(
     cfg: Any, claim: RunClaim, supervisor: Supervisor | None, run: Run, trials: Sequence[Candidate]
 ) -> RunResult:
-    """Train on the slots that the config names; with `auto`, on those where steps of this run are fastest.
+    """Train on the slots that the config names; with `auto`, try several placements and keep the fastest.
 
     Args:
         run: launches the groups of a config whose placement is given, and returns `runner.run(until)`.
-        trials: what `check_room` gave for this config.
+        trials: the placements to try, from `check_room` for this config.
 
-    A run goes from one placement to the next by a checkpoint, so that each step of a trial is a step of the training,
-    with the numbers that it would have on any placement. The trials are in the run's `placement.json`.
+    A run goes from one placement to the next through a checkpoint. So each step of a trial is a step of the training,
+    with the same results as on any other placement. The trials are written to the run's `placement.json`.
     """
     if not is_auto(cfg.cluster):
         return run(cfg, None)
@@ -48,7 +48,7 @@ def run_placed(
     try:
         _try_and_keep(cfg, claim, supervisor, run, trials, done)
         result = done[-1]
-    except KeyboardInterrupt as error:  # between two runners, which take notice of it themselves
+    except KeyboardInterrupt as error:  # between two runners; a runner handles it itself
         if not done or isinstance(error, StoppedAtOnce):
             raise
         newest = CheckpointStore(claim.checkpoint_dir, 1).newest()
@@ -67,7 +67,7 @@ def _try_and_keep(
     trials: Sequence[Candidate],
     done: list[RunResult],
 ) -> None:
-    """Try each placement that fits, and train on in the fastest; results go into `done`."""
+    """Try each placement that fits, and continue training on the fastest; results are appended to `done`."""
     store = CheckpointStore(claim.checkpoint_dir, 1)
     # steps in which a language model's critic trains alone are not compared with others
     warm_up = cfg.algorithm.critic_warmup_steps if isinstance(cfg, ReasoningConfig) else 0
@@ -87,7 +87,7 @@ def _try_and_keep(
                 raise
             one.outcome, failure = "failed", error
             print(f"placement: this one is out: {str(error).splitlines()[0]}", flush=True)
-            newest = store.newest()  # of the steps that it has completed, if any
+            newest = store.newest()  # a checkpoint of the steps that this placement completed, if any
             claim.resume_from = start if newest is None or newest == saved else newest.resolve()
         else:
             if done[-1].interrupted:
@@ -118,15 +118,15 @@ def _try_and_keep(
     if not has_ended:
         done.append(run(best.placed, None))
     else:
-        write_run_config(best.placed, claim.log_dir, done[-1].completed_steps)  # where it would go on
+        write_run_config(best.placed, claim.log_dir, done[-1].completed_steps)  # a resumed run uses this placement
         if done[-1].report is not None:
             write_report(claim.log_dir)  # again, with the trials
 
 
 def _end_groups(supervisor: Supervisor | None) -> None:
-    """End what was launched, also for a runner that could not be built."""
+    """End all launched groups, also those of a runner that could not be built."""
     if supervisor is not None:
-        with suppress(SchedulerError):  # the master is away, and hears of the next groups when they begin
+        with suppress(SchedulerError):  # the master is restarting; it learns of the next groups when they begin
             supervisor.release()
     if (cluster := Cluster.current()) is not None:
         for processes in list(cluster.processes):
@@ -134,8 +134,9 @@ def _end_groups(supervisor: Supervisor | None) -> None:
 
 
 def _throughput(run_dir: Path, step: int, cfg: Any) -> float | None:
-    """What the fastest step after `step` got done a second. Where there are others, steps in which nothing trained are
-    left out, and in asynchronous runs those after an evaluation, whose rollouts were there already."""
+    """The throughput of the fastest step after `step`: env steps or tokens per second. If there are others, steps
+    without training are left out, and in asynchronous runs steps after an evaluation, whose rollouts existed
+    already."""
     lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
     found = [line for line in lines if "time/step" in line and line["step"] > step]
     found = [line for line in found if line.get("time/training")] or found

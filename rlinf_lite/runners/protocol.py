@@ -1,4 +1,4 @@
-"""What another evaluation has to share to be compared with one of ours: settings, seeds, code."""
+"""The protocol of an evaluation: settings, seeds and code versions that make two evaluations comparable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PACKAGES = (
     "rlinf_lite", "torch", "ray", "transformers", "numpy", "gymnasium", "mani_skill", "metaworld", "hf-libero",
     "robosuite", "mujoco", "peft",
 )  # fmt: skip
-"""Those that results depend on."""
+"""Packages that results depend on."""
 
 
 def protocol_of(
@@ -37,9 +37,9 @@ def protocol_of(
     spec: EnvSpec | None = None,
     reads: PolicyInputs | None = None,
 ) -> dict[str, Any]:
-    """The protocol of an evaluation in a simulator, with an episode for each of `task_ids`; JSON. `played` and `policy`
-    are what the config may leave open: rules of the simulator, and options of the checkpoint. `spec` and `reads`: see
-    `notes_of`."""
+    """The protocol of an evaluation in a simulator, as JSON. `task_ids`: the task of each episode. `played` (rules of
+    the simulator) and `policy` (options of the checkpoint): values that the config may leave open. `spec` and `reads`:
+    see `notes_of`."""
     card, env, model = env_card(cfg.env.id), cfg.env, cfg.model
     counts = Counter(task_ids)
     fewest, most = min(counts.values()), max(counts.values())
@@ -66,7 +66,7 @@ def protocol_of(
 
 
 def protocol_of_problems(cfg: ReasoningConfig, num_problems: int) -> dict[str, Any]:
-    """What an evaluation on problems has to share with another one; JSON."""
+    """The protocol of an evaluation on problems of a language run, as JSON."""
     data, generation = cfg.data, cfg.rollout
     return {
         "problems": data.val_files,
@@ -83,8 +83,8 @@ def protocol_of_problems(cfg: ReasoningConfig, num_problems: int) -> dict[str, A
 
 
 def notes_of(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> list[str]:
-    """Lines for the run's user: what the run changes of the policy that it starts from, what that one leaves open, and
-    what the policy reads without being given it. None: not known."""
+    """Notes for the user: settings of the starting policy that the run changes, settings that it leaves open, and
+    inputs that the policy reads but the environment does not give. `spec`, `reads`: None if not known."""
     directory, seen = start_dir(cfg), observed(cfg)
     lines = [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model, seen))
     if spec is not None and not spec.has_instruction and reads is not None and reads.has_instruction:
@@ -93,17 +93,17 @@ def notes_of(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> l
 
 
 def suite_of(card: EnvCard, cfg: Config) -> str | None:
-    """The published evaluation all of whose settings this config has."""
+    """The name of the published evaluation whose settings this config matches; None if there is none."""
     return next((name for name, suite in card.suites.items() if _keeps(cfg, suite)), None)
 
 
 def code() -> dict[str, Any]:
-    """The commit, in a clone, and the versions of what results depend on."""
+    """The commit, if the package is in a git clone, and the versions of packages that results depend on."""
     return {"commit": commit(), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of installed packages that results depend on."""
+    """The versions of Python and of the installed packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # not every run needs all of them
@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
 
 
 def gpu_names() -> list[str]:
-    """The GPUs of this machine, as nvidia-smi names them; none without it."""
+    """The GPUs of this machine, as nvidia-smi names them; empty without nvidia-smi."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.split("\n")
@@ -122,7 +122,8 @@ def gpu_names() -> list[str]:
 
 
 def commit() -> str | None:
-    """`-dirty` at its end where files were changed; None where the package lies in no clone of its own."""
+    """The git commit of the package, with `-dirty` at its end if files were changed; None if it is not in a git
+    clone."""
     root = PACKAGE.parent
     if not (root / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Reinforcement learning of a language model: one loop in one process, every heavy operator a method of a group.
+"""The loop for reinforcement learning of a language model: one driver process; heavy operations are group methods.
 
 prompts -> rollout.generate -> reward.compute_rewards -> actor.compute_log_prob, reference.compute_ref_log_prob,
 critic.compute_values -> KL -> advantages -> critic.update_critic, actor.update_actor -> weights to rollout
@@ -47,11 +47,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Generating:
-    """Prompts that are being answered and the answers scored, part by part."""
+    """Running calls that generate and score responses, in parts."""
 
     started: Handle
     parts: list[tuple[Handle, Handle]]
-    """Responses, and their rewards."""
+    """The calls for responses and for their rewards, by part."""
 
     @property
     def handles(self) -> list[Handle]:
@@ -59,7 +59,8 @@ class Generating:
 
 
 class ReasoningRunner(Runner):
-    """`reference` and `critic` are for algorithms that need them; see `Runner` for what surrounds the steps."""
+    """Runs reinforcement learning of a language model; see `Runner` for the loop around the steps. Only some algorithms
+    need the groups `reference` and `critic`."""
 
     cfg: ReasoningConfig
 
@@ -85,18 +86,18 @@ class ReasoningRunner(Runner):
         per_epoch = len(problems.train) // cfg.data.num_prompts
         limit = cfg.runner.max_epochs * per_epoch
         self.total_steps = limit if cfg.runner.max_steps < 0 else min(cfg.runner.max_steps, limit)
-        self._drawn: dict[int, list[int]] = {}  # rows of the prompts of steps that have begun, or are admitted
-        self._supervised_updates = 0  # of those before the first step, how many are done
-        self._resumable = self._position()  # as it was after the last completed step, or supervised update
+        self._drawn: dict[int, list[int]] = {}  # rows of the prompts of steps that have begun or are admitted
+        self._supervised_updates = 0  # completed updates of supervised training, which comes before the first step
+        self._resumable = self._position()  # the position after the last completed step or supervised update
         self.scoring = ScoringLog()
-        self._others_exist = False  # reference and critic, which start from where supervised training ends
+        self._others_exist = False  # whether reference and critic are built, which start after supervised training
 
     def run(self, until: int | None = None) -> RunResult:
-        with torch_threads(1):  # this process computes little, beside workers that use every core
+        with torch_threads(1):  # this process computes little, and the workers use every core
             return super().run(until)
 
     def init_workers(self) -> None:
-        """Build the models, and load the checkpoint where the run resumes."""
+        """Build the models, and load the checkpoint if the run resumes."""
         nodes = [tuple(member.node.rank for member in group.members) for group in (self.rollout, self.actor)]
         routes, start = WeightRoutes(*nodes), start_dir(self.cfg)
         directory = None if start is None else str(start)
@@ -111,11 +112,12 @@ class ReasoningRunner(Runner):
         log.info("model of %s parameters", f"{built[0][0]:,}")
 
     def prepare(self) -> None:
-        """Supervised training, or what is left of it; then the policy that the run begins with is known to reference
-        and critic."""
+        """Do supervised training, or the rest of it; then build reference and critic from the resulting policy."""
         if self.cfg.rollout.top_p < 1 or self.cfg.rollout.top_k:
             drawn = f"rollout.top_p={self.cfg.rollout.top_p:g}, rollout.top_k={self.cfg.rollout.top_k}"
-            text = "log-probabilities and ratios are of the whole vocabulary, of which responses are drawn from a part"
+            text = (
+                "log-probabilities and ratios are over the whole vocabulary, but responses are drawn from a part of it"
+            )
             self.progress.message(f"{text} ({drawn})")
         self._wait(self.actor.complete_step(self.completed_steps), what="the actor")
         if self.completed_steps == 0 and max(self.cfg.sft.num_steps, self._supervised_updates):
@@ -140,7 +142,7 @@ class ReasoningRunner(Runner):
         step_s = self.step_log.end_step()
 
         results = [result for ranks in trained for result in ranks if result is not None]
-        for ranks in trained:  # each has those of the updates before it, too
+        for ranks in trained:  # each result includes the metrics of earlier updates
             metrics |= {} if ranks[0] is None else ranks[0]["metrics"]
         metrics |= self.scoring.metrics(has_model=self.cfg.reward.model is not None)
         metrics["perf/tokens_per_s"] = metrics["rollout/generated_tokens"] / step_s
@@ -151,25 +153,25 @@ class ReasoningRunner(Runner):
         self._log_generated(batch, metrics, spans)
 
     def _log_generated(self, batch: DataProto | None, metrics: dict[str, float], spans: list[Span]) -> None:
-        """Log a step, given what was trained on."""
+        """Log a step; `batch`: the data it trained on."""
         generation_s = self.step_log.times["generate_rollouts"]
         metrics["perf/generated_tokens_per_s"] = metrics["rollout/generated_tokens"] / generation_s
         self._log_step(metrics, spans, pair=("actor", "rollout"))
 
     def collect(self, step: int) -> tuple[DataProto | None, dict[str, float]]:
-        """Scored responses to `data.num_prompts` prompts, in order, with everything that training needs; `rollout/*`
-        metrics. None where every group was filtered.
+        """Generate and score responses to `data.num_prompts` prompts. Returns the batch, in order and with all columns
+        that training needs (None if every group was filtered), and `rollout/*` metrics.
 
-        Where groups without a signal are filtered, more prompts take their place, `algorithm.max_refills` times.
+        If groups without a signal are filtered, more prompts replace them, up to `algorithm.max_refills` times.
         """
         algorithm, wanted = self.cfg.algorithm, self.cfg.data.num_prompts
         recomputes = recomputed_logprobs(self.cfg)[0]
         trained: list[DataProto] = []
-        scores: list[DataProto] = []  # of all responses, those that were filtered too
+        scores: list[DataProto] = []  # of all responses, including filtered ones
         num_groups = num_kept = num_tokens = 0
         for refill in range(algorithm.max_refills + 1 if algorithm.filter_groups else 1):
             generating = self._generate(step, refill)
-            # part by part scored by policy, reference and critic, while the rollout workers generate the next
+            # policy, reference and critic score each part while the rollout workers generate the next one
             pending: list[tuple[DataProto, list[Handle]]] = []
             waiting: list[DataProto] = []
             scorings: list[dict[str, Scoring]] = []
@@ -177,7 +179,7 @@ class ReasoningRunner(Runner):
                 sequences, rewards, _ = self._wait(part, rewarding, generating.started, what="responses")
                 scorings += self.scoring.take(sequences, rewards)
                 batch = sequences.union(rewards)
-                if refill:  # may bring more groups than are missing: those that end first, the short ones, get no lead
+                if refill:  # wait for all parts: if surplus groups are dropped, early (short) ones must not be favored
                     waiting.append(batch)
                     if len(waiting) < len(generating.parts):
                         continue
@@ -217,7 +219,8 @@ class ReasoningRunner(Runner):
         return (experience.in_order(DataProto.concat(trained)) if trained else None), metrics
 
     def _generate(self, step: int, refill: int = 0) -> Generating:
-        """Have prompts answered: those of the step, or others in place of the groups of it that were filtered."""
+        """Start generating and scoring responses to the prompts of the step, or (`refill` > 0) to new prompts that
+        replace its filtered groups."""
         if refill:
             rows = next(self.sampler)
         else:
@@ -234,7 +237,7 @@ class ReasoningRunner(Runner):
         return Generating(started, [(part, self.reward.compute_rewards(part)) for part in parts])
 
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
-        """Updates of critic and actor, minibatch by minibatch; both groups work on theirs at the same time."""
+        """Start the updates of critic and actor, by minibatch; both groups work at the same time."""
         algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "acted_versions", "advantages"]
         if algorithm.kl.place == "loss":
             actor.append("ref_logprobs")
@@ -247,12 +250,12 @@ class ReasoningRunner(Runner):
                 yield self.actor.update_actor(experience.for_ranks(minibatch, actor, self._num_models(self.actor)))
 
     def _num_models(self, group: WorkerGroup) -> int:
-        """How many parts of a batch a group's ranks work on."""
+        """The number of model copies in a group, that is, of parts into which its batches are split."""
         return group.world_size // self.cfg.actor.tensor_model_parallel_size
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Answer the problems to evaluate on, greedily, with the actor's present weights; problems, answers and scores
-        are written beside where `videos` would go, a JSON object per line."""
+        """Answer the evaluation problems greedily with the actor's present weights. Problems, answers and scores are
+        written to `videos` with the suffix `.answers.jsonl`, one JSON object per line."""
         val = self.problems.val
         assert val is not None, "a run that evaluates has data.val_files"
         with self.step_log.phase("eval"):
@@ -273,7 +276,7 @@ class ReasoningRunner(Runner):
         return summarize_episodes(answers, "greedy", protocol=protocol, all_judged=True)
 
     def _supervise(self) -> None:
-        """Train on the solutions of the problems, from the update on that a resumed run has come to."""
+        """Train on the solutions of the problems; a resumed run skips the updates that are already done."""
         sft, train, first = self.cfg.sft, self.problems.train, self._supervised_updates
         resumed = f", {first} of them done" if first else ""
         what = f"{sft.num_steps} updates on {sft.batch_size} solutions each{resumed}"
@@ -292,7 +295,7 @@ class ReasoningRunner(Runner):
             )
             is_last, snapshot_is_due = step + 1 == sft.num_steps, self._snapshot_is_due()
             pausing = self._stop.requested or snapshot_is_due or is_last
-            while len(under_way) > (0 if pausing else 1):  # the next batch is made while one trains
+            while len(under_way) > (0 if pausing else 1):  # one update runs while the next batch is made
                 started = time.monotonic()
                 trained = self._wait(under_way.pop(0), what="supervised training", grace_s=STOP_TIMEOUT_S)[0]
                 self._update_s = time.monotonic() - started
@@ -304,7 +307,7 @@ class ReasoningRunner(Runner):
                 if snapshot_is_due and not is_last:
                     self.states.snapshots.take(self.completed_steps, self.states.write)
         self._wait(self.actor.finish_supervised(), what="the actor")
-        self.states.snapshots.remove()  # a state in the middle of this stage is none to go back to from here on
+        self.states.snapshots.remove()  # a recovery must not go back into this stage
         loss = f"; loss {trained[0]['metrics']['train/actor/sft_loss']:.3f}" if trained else ""
         self.progress.message(f"supervised training took {time.time() - began:.0f} s{loss}")
 
@@ -312,12 +315,13 @@ class ReasoningRunner(Runner):
         return self.completed_steps + self._supervised_updates
 
     def _resumes_supervised(self, checkpoint: Path) -> bool:
-        """Whether the optimizer in the checkpoint is that of supervised training."""
+        """Whether a checkpoint was written during supervised training, and so has its optimizer."""
         state = read_state(checkpoint)
         return state["completed_steps"] == 0 and state["supervised_updates"] > 0
 
     def _init_others(self) -> None:
-        """Reference and critic start from where the run does; from disk, so that a resumed one does too."""
+        """Build reference and critic from the policy that reinforcement learning starts from. It is on disk, so that a
+        resumed run starts them from the same policy."""
         start = start_dir(self.cfg)
         others = [group for group in (self.reference, self.critic) if group is not None]
         if others and (start is None or self.cfg.sft.num_steps):
@@ -333,7 +337,7 @@ class ReasoningRunner(Runner):
             self._load_critic(self._resume_from)
 
     def _position(self) -> dict[str, Any]:
-        """What the next step depends on in this process."""
+        """The driver's state that the next step depends on, as JSON."""
         return {
             "problems": self.problems.train.digest,
             "sampler": self.sampler.state_dict(),
@@ -348,7 +352,7 @@ class ReasoningRunner(Runner):
         self._resumable = self._position()
 
     def _state(self) -> dict[str, Any]:
-        return {**super()._state(), **self._resumable}  # not of a step that was broken off
+        return {**super()._state(), **self._resumable}  # never of an interrupted step
 
     def _load_state(self, state: dict[str, Any]) -> None:
         super()._load_state(state)
@@ -359,7 +363,7 @@ class ReasoningRunner(Runner):
         self._go_back_to(self._resumable)
 
     def _go_back_to(self, position: dict[str, Any]) -> None:
-        """Draw the prompts, and weigh the KL, as they come after `position`, which `_position` gave."""
+        """Restore the sampler, the KL controller and the other state in `position`, a result of `_position`."""
         try:
             self.sampler.load_state_dict(position["sampler"])
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The config of a run that goes on: compared with the one it had, and kept beside it."""
+"""The config of a resumed run: it is compared with the earlier config, which is kept beside the new one."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ _FIXED = (
     *("rollout.num_chunks", "rollout.model_dir", "algorithm.group_size"),
     *("actor.checkpoint_load_path", "actor.tokenizer", "critic.model_dir"),
 )
-"""Sections and keys that make a run the run it is: seed, environment or data, model, sizes."""
+"""Sections and keys that identify a run: seed, environment or data, model, sizes. Changing one needs
+`runner.allow_changes`."""
 _FREE = (
     *("env.eval", "env.num_threads", "model.temperature"),
     *("data.demos_dir", "data.fps", "data.val_files", "data.max_val_prompts", "data.arithmetic.num_val"),
     "reward.timeout_s",
 )
-"""Keys of `_FIXED` that may change all the same, besides the `free_options` of environment and policy cards."""
+"""Keys inside `_FIXED` that may change freely, besides the `free_options` of environment and policy cards."""
 _FINAL = ("runner.seed", "data.num_prompts", "data.arithmetic.num_train")
-"""Keys that a language run cannot change, since the order of its prompts would not continue."""
+"""Keys that a language run can never change: the order of its prompts could not continue."""
 _ADAPTERS = ("model.lora", "model.options.lora")
-"""What cannot change either: which weights there are, and which of them train."""
+"""Keys that no run can ever change: they decide which weights exist and which of them train."""
 _EPISODES = ("runner.seed", "env", "algorithm.group_size")
-"""What the state of an unfinished episode belongs to."""
+"""Keys that the saved state of an unfinished episode depends on."""
 _PLACES = (
     *("cluster.component_placement", "cluster.fuse", "rollout.pipeline_stage_num"),
     *("runner.logger.log_path", "actor.checkpoint_save_path"),
 )
-"""Where the work is done, and where its files go, which changes no number."""
+"""Keys that decide where the run works and where its files go. They change no result."""
 _OF_RESUMING = ("runner.resume", "runner.allow_changes")
 _ABSENT = object()
 
 
 @dataclass(frozen=True)
 class Change:
-    """A key whose value was another."""
+    """A key whose value has changed."""
 
     key: str
     was: Any
     now: Any
     is_fixed: bool
-    """It makes the run another one."""
+    """Whether the key identifies the run (`_FIXED`)."""
 
     def __str__(self) -> str:
         return f"{self.key}: {yaml_text(self.was)} -> {yaml_text(self.now)}"
@@ -63,7 +64,7 @@ class Change:
 
 
 def read_config(file: Path) -> dict[str, Any] | None:
-    """The content of a config.yaml, with the keys' new names; None where there is none, or it is no config."""
+    """The content of a config.yaml; None if there is no such file or it is no config."""
     try:
         content = yaml.load(file.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
@@ -72,7 +73,7 @@ def read_config(file: Path) -> dict[str, Any] | None:
 
 
 def find_changes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
-    """The keys that differ, among those that both have: `saved` may come from another version."""
+    """The keys with different values, among the keys that both configs have: `saved` may come from another version."""
     content = cfg.model_dump(mode="json")
     cards = cards_of(content, type(cfg))
     free = [f"{key}.{name}" for key, found in cards.items() for card in found for name in card.free_options]
@@ -88,14 +89,15 @@ def find_changes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
 
 
 def changes_episodes(saved: Mapping[str, Any], cfg: BaseConfig) -> list[Change]:
-    """Changes that unfinished episodes do not survive; with more or fewer environments, those that remain do."""
+    """The changes after which unfinished episodes cannot go on. The number of environments is not one of them: the
+    environments that remain go on."""
     changes = [change for change in find_changes(saved, cfg) if change.is_fixed and change.within(_EPISODES)]
     return [change for change in changes if change.key != "env.train.num_envs"]
 
 
 def changes_since(checkpoint: Path, cfg: BaseConfig) -> list[Change] | None:
-    """How a run that goes on from `checkpoint` differs from the one that wrote it; None: that kept no config. Raises
-    as `check_changes` does."""
+    """The changes between the config saved in `checkpoint` and `cfg`; None if the checkpoint has no config. Raises as
+    `check_changes` does."""
     saved = read_config(checkpoint / "training_state" / CONFIG)
     changes = None if saved is None else find_changes(saved, cfg)
     changes = changes and [change for change in changes if change.key != "runner.logger.log_path"]
@@ -104,7 +106,8 @@ def changes_since(checkpoint: Path, cfg: BaseConfig) -> list[Change] | None:
 
 
 def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> None:
-    """Raise CheckpointError where what makes the run has changed, and `runner.allow_changes` does not name it."""
+    """Raise CheckpointError if a key that identifies the run has changed and `runner.allow_changes` does not name
+    it."""
     allowed = cfg.runner.allow_changes
     final = (*_ADAPTERS, *(_FINAL if cfg.runner.task_type == "reasoning" else ()))
     kinds = [change for change in changes if change.key == "runner.task_type"]
@@ -135,9 +138,11 @@ def check_changes(changes: list[Change], cfg: BaseConfig, checkpoint: Path) -> N
 
 
 def check_options(saved: Mapping[str, Any], cfg: BaseConfig, checkpoint: Path) -> None:
-    """Raise CheckpointError where an evaluation gives the policy in `checkpoint` options that its weights have settled:
-    all but `free_options` and those that may be null, which stands for the checkpoint's; all of a policy without
-    Options."""
+    """Raise CheckpointError if an evaluation changes options of the policy in `checkpoint` that its weights determine.
+
+    Those are all options except `free_options` and those whose default is null, which means the checkpoint's value. For
+    a policy without an Options class they are all options.
+    """
     options = cfg.model.options if isinstance(cfg, Config) else None
     fields = getattr(type(options), "model_fields", {})
     settled = [f"model.options.{name}" for name, field in fields.items() if field.default is not None]
@@ -150,13 +155,13 @@ def check_options(saved: Mapping[str, Any], cfg: BaseConfig, checkpoint: Path) -
 
 
 def write_config(cfg: BaseConfig, directory: Path) -> None:
-    """Write config.yaml, whole or not at all."""
+    """Write config.yaml, completely or not at all."""
     write_whole(directory / CONFIG, yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
 
 def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Path | None:
-    """Write a run's config.yaml. One that gave other numbers is kept as config.1.yaml, .2 and so on, whose path is
-    returned."""
+    """Write a run's config.yaml. An earlier config that gave other results is kept as config.1.yaml, config.2.yaml and
+    so on; returns its path, or None."""
     file, kept = run_dir / CONFIG, None
     if file.exists():
         saved = read_config(file)
@@ -176,7 +181,7 @@ def write_run_config(cfg: BaseConfig, run_dir: Path, completed_steps: int) -> Pa
 
 
 def _value(content: Any, path: list[str]) -> Any:
-    """What a nested dict has there; _ABSENT where it has nothing."""
+    """The value at `path` in a nested dict; _ABSENT if there is none."""
     for name in path:
         if not isinstance(content, Mapping) or name not in content:
             return _ABSENT

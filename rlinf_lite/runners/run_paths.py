@@ -1,5 +1,5 @@
-"""Where a run keeps its files and what it resumes from. A file lock, which ends with its process, lets one process at a
-time write a run's directory."""
+"""The directories of a run, and the checkpoint that it resumes from. A file lock, released when its process ends,
+allows one process at a time to write a run's directory."""
 
 from __future__ import annotations
 
@@ -41,21 +41,20 @@ log = logging.getLogger(__name__)
 
 LOCK = ".lock"
 _MAX_NAMES = 20
-_MAX_PART = 80  # bytes, of the 255 that a file's name may have
+_MAX_PART = 80  # bytes of each part; a file name may have 255
 
 
 class RunInUseError(CheckpointError):
-    """Another process writes this run."""
+    """Another process is writing this run."""
 
 
 def _locked(directory: Path) -> FileLock:
-    """A held lock on `<directory>/.lock`, whose text says who holds it. Processes that this one starts or forks do not
-    inherit it.
+    """Acquire a lock on `<directory>/.lock`; the file's text names the holder. Child processes do not inherit it.
 
     Raises:
-        RunInUseError: where another holder lives, in this process or another, on this machine or on one that sees the
-            same file system.
-        CheckpointError: where the file cannot be written.
+        RunInUseError: if another holder lives, in this process or another, on this machine or on one that shares the
+            file system.
+        CheckpointError: if the file cannot be written.
     """
     file = directory / LOCK
     lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
@@ -76,24 +75,25 @@ def _locked(directory: Path) -> FileLock:
 
 
 class RunClaim:
-    """`<log_path>/<run>` for metrics, `<checkpoint_save_path>/<run>/checkpoints`, and the checkpoint to resume from.
+    """The directories of a run and the checkpoint to resume from: `<log_path>/<run>` for metrics and
+    `<checkpoint_save_path>/<run>/checkpoints`.
 
-    While it is held, the run's directories are its owner's alone. It ends with `release`, and with the process.
+    While the claim is held, no other process writes these directories. It ends with `release`, and with the process.
     """
 
     def __init__(self, log_dir: Path, checkpoint_dir: Path, resume_from: Path | None = None) -> None:
         self.log_dir, self.checkpoint_dir, self.resume_from = log_dir, checkpoint_dir, resume_from
-        self.begun = False  # by its owner: what the run's directory has is its own
+        self.begun = False  # whether the owner has begun the run, so that files in its directory are its own
         self._to_create = resume_from is None
         self._created: list[Path] = []
         self._locks: list[FileLock] = []
 
     def hold(self) -> None:
-        """Make the directories and lock them, unless that is so already.
+        """Create the directories and lock them, unless that was done already.
 
         Raises:
-            RunInUseError: where another process writes them, or a new run's are there already.
-            CheckpointError: where they cannot be written.
+            RunInUseError: if another process writes them, or a new run's directories exist already.
+            CheckpointError: if they cannot be written.
         """
         if self._locks:
             return
@@ -116,7 +116,8 @@ class RunClaim:
         self._to_create = False
 
     def release(self) -> None:
-        """Let others go on with the run. A new one that wrote nothing leaves nothing."""
+        """Release the run, so that other processes can resume it. Directories of a new run without files are
+        removed."""
         for directory in self._created:
             if directory.is_dir() and [path.name for path in directory.iterdir()] == [LOCK]:
                 (directory / LOCK).unlink()
@@ -137,26 +138,26 @@ class RunClaim:
 
 
 def claim_run(cfg: BaseConfig) -> RunClaim:
-    """The run that a config means, held: to be called before anything is started, and given to the Runner.
+    """Claim the run that a config means, and hold it. Call it before anything is started, and pass it to the Runner.
 
     Raises:
-        RunInUseError: where another process writes the run to resume.
-        CheckpointError: where `runner.resume` names no complete and undamaged checkpoint, or one of another seed,
-            environment, model or size, which `runner.allow_changes` does not allow.
+        RunInUseError: if another process writes the run to resume.
+        CheckpointError: if `runner.resume` names no complete and undamaged checkpoint, or one of another seed,
+            environment, model or size that `runner.allow_changes` does not allow.
     """
     for _ in range(_MAX_NAMES):
         claim = find_run(cfg)
-        with suppress(RunInUseError):  # another run of this second has that name
+        with suppress(RunInUseError):  # another run that began in the same second has this name
             claim.hold()
             return claim
     raise RunInUseError(f"{claim.log_dir} and {_MAX_NAMES - 1} other names are there already")
 
 
 def find_run(cfg: BaseConfig) -> RunClaim:
-    """As `claim_run`, but a new run is only held when it begins: evaluation needs no directory."""
+    """As `claim_run`, but a new run is held only when it begins: an evaluation needs no directory."""
     source = _resume_source(cfg)
     if source is None:
-        # <config>-<task>-seed<seed>-<start>-<random>, of characters that file systems and shells like
+        # <config>-<task>-seed<seed>-<start>-<random>, in characters that file systems and shells accept
         name, _, seed, task = _identity(cfg.model_dump(mode="json"))
         parts = [as_file_name(part, _MAX_PART) or "run" for part in (name, task) if part is not None]
         start, random = time.strftime("%Y%m%d-%H%M%S"), secrets.token_hex(2)
@@ -168,25 +169,25 @@ def find_run(cfg: BaseConfig) -> RunClaim:
         store = CheckpointStore(claim.checkpoint_dir, cfg.runner.keep_checkpoints)
         if checkpoint.parent == store.root.resolve():
             store.tidy()
-            claim.resume_from = checkpoint = find_checkpoint(source)  # its last owner may just have moved on
+            claim.resume_from = checkpoint = find_checkpoint(source)  # its last owner may have written a newer one
         changes = changes_since(checkpoint, cfg)
         verify(checkpoint)
         steps = read_state(checkpoint)["completed_steps"]
-    except BaseException:  # Ctrl-C too: no one else would release it
+    except BaseException:  # Ctrl-C too: nothing else would release it
         claim.release()
         raise
     lines = [f"resuming {checkpoint}: {steps} steps are done", *(f"  changed: {change}" for change in changes or [])]
     if changes is None:
-        lines.append("  it has no config of its own, which this one could be compared with")
+        lines.append("  it has no config to compare this one with")
     print("\n".join(lines), flush=True)
     return claim
 
 
 def run_to_resume(cfg: BaseConfig, checkpoint: Path) -> RunClaim:
-    """Where a run goes on from `checkpoint`; it is not held yet.
+    """The claim, not held yet, of the run that goes on from `checkpoint`.
 
     Raises:
-        CheckpointError: where that is another run than the one it lies in, whose steps would be lost.
+        CheckpointError: if that run does not contain the checkpoint and would lose steps of its own.
     """
     run, state = run_of(checkpoint), read_state(checkpoint)
     claim, steps = _claim(cfg, state["run"] if run is None else run.name, checkpoint), int(state["completed_steps"])
@@ -223,9 +224,9 @@ def begin_run(
     total_steps: int,
     resumed: Path | None = None,
 ) -> None:
-    """Write the config, the command, the planned steps, and the versions of what results depend on, into a run's
-    directory, which is held. Where steps are done again, what is there of them already is moved out of the way,
-    evaluations too; so is the config of the steps before, where it was another."""
+    """Write the config, the command, the planned steps, and the versions of packages into a run's directory, which must
+    be held. Checkpoints and evaluations of steps that are done again are moved to `superseded/`; an earlier config that
+    differs is kept under another name."""
     run_dir.mkdir(parents=True, exist_ok=True)
     moved = store.go_on_from(completed_steps, resumed)
     is_of_run = resumed is None or resumed.parent.resolve() == store.root.resolve()
@@ -237,7 +238,7 @@ def begin_run(
     if kept is not None:
         print(f"the config of the steps until {completed_steps} is now {kept}", flush=True)
     program = os.path.relpath(sys.argv[0]) if os.path.isabs(sys.argv[0]) else sys.argv[0]
-    program = program if program.startswith("rlinf-lite ") else shlex.quote(program)  # which is two words
+    program = program if program.startswith("rlinf-lite ") else shlex.quote(program)  # `rlinf-lite train`: two words
     command = f"{program} {shlex.join(sys.argv[1:])}".strip()
     found = {"command": command, "steps": str(total_steps), "seed": str(cfg.runner.seed)}
     found |= {"commit": commit() or "of no clone", **versions()}
@@ -246,8 +247,8 @@ def begin_run(
 
 
 def _set_evaluations_aside(run_dirs: Iterable[Path], first_step: int) -> list[Path]:
-    """Move what was measured of `first_step` and later ones, by the run or by `rlinf-lite eval`, where no reader takes
-    it for that of the checkpoints to come. Returns where it is now."""
+    """Move evaluations of `first_step` and later steps, by the run or by `rlinf-lite eval`, to `superseded/`, so that
+    they are not taken for those of the new checkpoints. Returns the new paths."""
     moved = []
     for run in run_dirs:
         for path in (*run.glob("eval/step_*"), *run.glob("eval_step_*")):
@@ -263,13 +264,13 @@ def _claim(cfg: BaseConfig, run: str, checkpoint: Path | None = None) -> RunClai
 
 
 def _identity(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Name, kind, seed and task, where there is one: what `runner.resume: auto` goes by."""
+    """The name, kind, seed and task (or None) of a run, by which `runner.resume: auto` finds it."""
     runner, env = config.get("runner") or {}, config.get("env") or {}
     return runner.get("run_name") or "run", runner.get("task_type"), runner.get("seed"), env.get("task")
 
 
 def _checkpoint_root(cfg: BaseConfig) -> Path:
-    """What the directories of runs are in that hold checkpoints."""
+    """The parent directory of all runs' checkpoint directories."""
     return Path(cfg.actor.checkpoint_save_path or cfg.runner.logger.log_path)
 
 

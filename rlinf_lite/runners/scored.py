@@ -1,4 +1,4 @@
-"""Rewards of a language run: whether responses can be scored at all, and what failed where they were."""
+"""Checks on the rewards of a language run: whether responses can be scored, and which scorings failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class ScoringLog:
-    """Collects what workers say about the columns that they computed: spans of time, failed rewards, cut texts."""
+    """Collects the workers' reports on the columns that they computed: time spans, failed rewards, cut texts."""
 
     spans: list[Span]
 
@@ -26,16 +26,17 @@ class ScoringLog:
         self.forget()
 
     def forget(self) -> None:
-        """Count rewards from 0 again."""
+        """Reset the counts of rewards to 0."""
         self._num_failed = self._num_cut = 0
 
     def metrics(self, has_model: bool) -> dict[str, float]:
-        """`rollout/*` metrics of the rewards so far. `has_model`: a reward model scores, which may cut texts."""
+        """`rollout/*` metrics of the rewards so far. `has_model`: whether a reward model scores, which may cut
+        texts."""
         cut = {"rollout/cut_rewards": float(self._num_cut)} if has_model else {}
         return {"rollout/failed_rewards": float(self._num_failed), **cut}
 
     def take(self, *results: DataProto) -> list[dict[str, Scoring]]:
-        """Take what came with these columns. Returns the scorings among it, each by who scored."""
+        """Take the reports in the meta_info of these results. Returns their scorings, each by scorer."""
         scorings = []
         for result in results:
             for metrics in result.meta_info.pop("metrics", []):
@@ -51,8 +52,8 @@ class ScoringLog:
 
 
 def check_scored(scorings: Sequence[Mapping[str, Scoring]], problems: PromptDataset) -> None:
-    """Raise RewardError where rules, or the reward model, failed at everything that they had to score of a batch.
-    `scorings`: of all its parts, each by who scored."""
+    """Raise RewardError if the rules, or the reward model, failed on every response of a batch that they had to score.
+    `scorings`: of all parts of the batch, each by scorer."""
     for key in dict.fromkeys(key for part in scorings for key in part):
         parts = [part[key] for part in scorings if key in part]
         num_scored = sum(part.num_scored for part in parts)
@@ -63,7 +64,7 @@ def check_scored(scorings: Sequence[Mapping[str, Scoring]], problems: PromptData
 
 
 def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
-    """Raise RewardError or TokenizerError where responses could not be scored; call it before anything is started."""
+    """Raise RewardError or TokenizerError if responses could not be scored. Call it before anything is started."""
     scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
     try:
         for name, dataset in (("data.train_files", problems.train), ("data.val_files", problems.val)):
@@ -80,7 +81,7 @@ def check_rewards(cfg: ReasoningConfig, problems: Problems) -> None:
     finally:
         scorer.close()
     if cfg.reward.model is not None:
-        # loads transformers, which runs without a reward model load later
+        # imported here because it loads transformers, which is not needed yet without a reward model
         from rlinf_lite.workers.reasoning.reward_model import check_reward_model
 
         check_reward_model(cfg.reward)

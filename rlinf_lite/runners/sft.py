@@ -34,16 +34,16 @@ DECODING_INTERVAL_S = 5.0
 
 
 class SFTRunner(SimulationRunner):
-    """Imitation of an expert; see `Runner` for what surrounds the steps."""
+    """Runs imitation of an expert; see `Runner` for the loop around the steps."""
 
     _shown = -math.inf
     _learned_from: dict[str, Any] | None = None
-    """What identifies the demonstrations, so that a resumed run does not go on with others."""
+    """Properties that identify the demonstrations, so that a resumed run does not go on with others."""
     _statistics: dict[str, Statistics] | None = None
     """Statistics of the demonstrations that the policy took; empty if it took none."""
 
     def prepare(self) -> None:
-        """Have the demonstrations on disk, decode them, and open them in the actors."""
+        """Collect the demonstrations if they are not on disk, decode them, and open them in the actors."""
         cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
         directory = self.run_dir / "demos" if demos_dir is None else Path(local_path(demos_dir))
         if cfg.data.source == "expert" and not is_dataset(directory):
@@ -82,7 +82,7 @@ class SFTRunner(SimulationRunner):
             self.progress.message(f"note: {line}, which it keeps: are they of another robot, or in other units?")
 
     def _check_same(self, chunks: Demonstrations, directory: Path) -> None:
-        """Raise DemonstrationError where this run began with other demonstrations; the folder may have moved."""
+        """Raise DemonstrationError if this run began with other demonstrations; the folder may have moved."""
         mean = chunks.frames.statistics["action"]["mean"]
         these = {"frames": self.env_steps, "tasks": chunks.frames.tasks, "action_mean": [f"{x:.5g}" for x in mean]}
         before, self._learned_from = self._learned_from, these
@@ -118,7 +118,7 @@ class SFTRunner(SimulationRunner):
             self.progress.update(self.completed_steps, metrics)
 
     def _collect(self, directory: Path) -> None:
-        # they need the extra `data`, which runs on demonstrations that are there already do without
+        # imported here because they need the extra `data`, which runs on existing demonstrations do not need
         from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 

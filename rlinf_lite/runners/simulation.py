@@ -1,4 +1,4 @@
-"""What runs with simulators share: environments to build, episodes to evaluate on, and environment states as files."""
+"""The shared part of runs with simulators: building environments, evaluation, and environment states as files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 
 
 class SimulationRunner(Runner):
-    """A runner of the three groups env, rollout and actor."""
+    """A runner with the three groups env, rollout and actor."""
 
     cfg: Config
     layout: Layout
     spec: EnvSpec
     reads: PolicyInputs | None
-    """What the policy says to read."""
+    """The inputs that the policy reads."""
     env_steps: int
 
     def __init__(
@@ -60,7 +60,7 @@ class SimulationRunner(Runner):
         return [*super()._flows(), (self.env, self.rollout), (self.rollout, self.actor)]
 
     def init_workers(self) -> None:
-        """Build simulators, policies and optimizers, and load the checkpoint where the run resumes."""
+        """Build simulators, policies and optimizers, and load the checkpoint if the run resumes."""
         cfg = self.cfg
         self.layout = Layout(
             num_envs=cfg.env.train.num_envs,
@@ -70,7 +70,7 @@ class SimulationRunner(Runner):
             actor_nodes=tuple(member.node.rank for member in self.actor.members),
         )
         self.spec = self._wait(self.env.init(self.layout), what="environments to be built", says_so=True)[0][0]
-        actor = self.actor.init(self.layout, self.spec, self.total_steps)  # before those that act with its policy
+        actor = self.actor.init(self.layout, self.spec, self.total_steps)  # before the rollout workers
         rollout = self.rollout.init(self.layout, self.spec)
         [self._num_parameters, *_], [self.reads, *_] = self._wait(
             actor, rollout, what="policies to be built", says_so=True
@@ -84,9 +84,9 @@ class SimulationRunner(Runner):
         super()._begin()
 
     def evaluate(self, videos: Path | None = None) -> EvalSummary:
-        """Play the fixed set of seeded episodes with the actor's present weights.
+        """Play the fixed set of seeded evaluation episodes with the actor's present weights.
 
-        `videos` is where a GIF of the first episodes goes, if observations have images.
+        `videos`: the path for a GIF of the first episodes, written if observations have images.
         """
         with self.step_log.phase("eval"):
             self.update_rollout_weights()
@@ -125,7 +125,8 @@ def save_env_states(rows: list[dict[str, Any]], directory: Path) -> None:
 
 
 def load_env_states(directory: Path, cfg: BaseConfig) -> list[dict[str, Any]]:
-    """Read what `save_env_states` wrote; nothing, with a warning, where the config beside it is of other episodes."""
+    """Read the entries that `save_env_states` wrote. Empty, with a warning, if the config beside them describes other
+    episodes than `cfg`."""
     changes = changes_episodes(read_config(directory / CONFIG) or {}, cfg)
     if changes:
         log.warning("unfinished episodes start again: %s", "; ".join(map(str, changes)))

@@ -1,4 +1,4 @@
-"""What is logged of each step: metrics, times, how busy the workers were, and the timeline of one step."""
+"""The log of each step: metrics, times, the workers' utilization, and the timeline of one step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from rlinf_lite.runners.full_disk import Disk
 log = logging.getLogger(__name__)
 
 DRIFT_LIMITS = {"fp32": 1e-3, "bf16": 5e-2}
-"""Usual mean difference between the log-probabilities of acting and of training, per token or action dimension."""
+"""Largest usual mean difference between the log-probabilities of acting and of training, per token or action
+dimension, by precision."""
 
 
 class StepLog:
     """Times the phases of a step, and logs the step when it is done."""
 
     began: float
-    """When the step began (`time.time()`)."""
+    """Start of the step (`time.time()`)."""
     times: dict[str, float]
-    """Seconds by phase; `step` is the whole step."""
+    """Seconds by phase; the entry `step` is the whole step."""
     spans: list[Span]
     """The phases as the driver's part of the timeline."""
 
@@ -54,12 +55,12 @@ class StepLog:
             yield logger, progress
 
     def begin_step(self) -> None:
-        """Forget the phases of the step before."""
+        """Start a step: forget the phases of the step before."""
         self.began, self.times, self.spans = time.time(), {}, []
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what is done inside. Phases of one name add up."""
+        """Measure the time of the block. Phases of the same name add up."""
         started = time.time()
         try:
             yield
@@ -69,12 +70,12 @@ class StepLog:
             self.spans.append(Span(name, started, ended, "driver"))
 
     def end_step(self) -> float:
-        """Take the step's time, before anything is logged. Returns it, in seconds."""
+        """Stop the step's clock, before anything is logged. Returns the step's time in seconds."""
         self.times["step"] = time.time() - self.began
         return self.times["step"]
 
     def interval(self, name: str) -> tuple[float, float]:
-        """When the first phase of this name began and ended."""
+        """Start and end of the first phase of this name."""
         return next((span.start, span.end) for span in self.spans if span.name == name)
 
     def phase_metrics(self) -> dict[str, float]:
@@ -88,8 +89,8 @@ class StepLog:
         pair: tuple[str, str],
         rollouts: tuple[float, float] | None,
     ) -> None:
-        """Log a step with its times and how busy the workers were, of which those of `pair` should overlap.
-        `rollouts`: from when to when its rollouts were made, where that is not the phase `generate_rollouts`."""
+        """Log a step with its times and the workers' utilization; `pair`: the two groups whose work should overlap.
+        `rollouts`: start and end of its rollouts; None: those of the phase `generate_rollouts`."""
         window = self.began, self.began + self.times["step"]
         busy = utilization(spans, rollouts or self.interval("generate_rollouts"), window, pair)
         metrics = {**metrics, **self.phase_metrics(), **busy}
@@ -98,13 +99,13 @@ class StepLog:
         self._progress.update(step, metrics)
 
     def film(self, step: int) -> Path:
-        """Where the film of the evaluation after `step` goes, in a directory that is there."""
+        """The path for the film of the evaluation after `step`; its directory is created."""
         path = self._run_dir / "eval" / f"step_{step:06d}.gif"
         self._disk.write(path.parent, lambda: path.parent.mkdir(exist_ok=True))
         return path
 
     def write_evaluation(self, step: int, summary: EvalSummary, film: Path, experience: Mapping[str, int]) -> None:
-        """Log an evaluation after `step`, with what it is plotted over besides steps."""
+        """Log an evaluation after `step`; `experience`: counters besides steps that it is plotted over."""
         path, text = film.with_suffix(".json"), summary.to_json(step=step, **experience)
         self._disk.write(path, lambda: write_whole(path, text), len(text))
         counts = {f"env/num_{name.removeprefix('env_')}": count for name, count in experience.items()}
@@ -115,23 +116,23 @@ class StepLog:
         self._progress.message(f"eval after step {step}{when}: {summary.headline()}")
 
     def write_timeline(self, step: int, spans: Sequence[Span]) -> None:
-        """Keep these spans as the run's timeline, unless it has one already or `runner.timeline` is off."""
+        """Write these spans as the run's timeline, unless it has one already or `runner.timeline` is off."""
         path = self._run_dir / "timeline.json"
         if self._cfg.runner.timeline and not path.exists():
             self._disk.write(path, lambda: write_chrome_trace(spans, path, step=step))
             self._progress.message(f"timeline of step {step}: {path}")
 
     def _warn_of_drift(self, drift: float) -> None:
-        """Warn once if training gives actions another probability than acting did, with the same weights."""
+        """Warn once if training computes other action probabilities than acting did with the same weights."""
         precision = coarsest_precision(self._cfg)
         if drift > DRIFT_LIMITS[precision] and not self._warned_of_drift:
             self._warned_of_drift = True
             log.warning(
                 "log-probabilities of training differ from those of acting by %.2g on average, with the same weights "
-                "(rollout/logprob_drift; %g is usual in %s): ratios do not begin at 1, and clip what nothing has "
-                "changed. Likely causes: layers that act otherwise in training (dropout, batch statistics), another "
-                "temperature or another precision of acting, weights that did not arrive. algorithm.recompute_logprobs="
-                "true with algorithm.correction.kind=tis corrects for it",
+                "(rollout/logprob_drift; up to %g is usual in %s): ratios do not begin at 1, so unchanged actions may "
+                "be clipped. Likely causes: layers that behave differently in training (dropout, batch statistics), "
+                "another temperature or precision of acting, weights that did not arrive. "
+                "algorithm.recompute_logprobs=true with algorithm.correction.kind=tis corrects for it",
                 drift,
                 DRIFT_LIMITS[precision],
                 precision,

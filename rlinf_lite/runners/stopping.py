@@ -1,7 +1,7 @@
-"""How a run is asked to stop, by Ctrl-C, SIGTERM or `rlinf-lite job stop`, and where it takes notice; how it ended.
+"""Stopping a run with Ctrl-C, SIGTERM or `rlinf-lite job stop`, and the result of a run.
 
-The first request is noted and taken where the runner waits for workers, between one completed operation and the next:
-no file is left half written, and no update half submitted. The second one raises StoppedAtOnce on the spot.
+The first request is noted. It takes effect where the runner waits for workers, between two complete operations, so
+that no file is half written and no update half submitted. The second request raises StoppedAtOnce immediately.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from rlinf_lite.script import own_command, shown_path
 log = logging.getLogger(__name__)
 
 SAME_REQUEST_S = 1.0
-"""A terminal, make and a batch system may each pass on one and the same request."""
+"""Signals within this time count as one request: a terminal, make and a batch system may each pass it on."""
 STOP_TIMEOUT_S = 5.0
-"""Longest wait, after Ctrl-C, for an update that is under way, and for workers to give up what they do. Batch systems
-give 30 s before they kill, and saving takes some of them too."""
+"""Longest wait, after Ctrl-C, for a running update, and for workers to abort their methods. Batch systems kill after
+30 s, and saving takes part of that."""
 _SAY_AFTER_S = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was asked to stop, and is at a point where it can."""
+    """The run was asked to stop, and is at a point where it can stop."""
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """The run was asked a second time, and is wherever it was then."""
+    """The run was asked to stop a second time, at an arbitrary point."""
 
 
 class StopRequest:
-    """Notes requests inside `with stop:`, in a process's main thread. Outside of it nothing is ever requested."""
+    """Notes stop requests (SIGINT, SIGTERM) inside `with stop:` in the main thread of a process, and only there."""
 
     def __init__(self, limit_s: float) -> None:
-        """`limit_s`: longest wait."""
+        """`limit_s`: longest wait for calls."""
         self.limit_s = limit_s
         self._since: float | None = None
         self._raises = False
@@ -56,16 +56,16 @@ class StopRequest:
         return self._since is not None
 
     def check(self, grace_s: float = 0.0) -> None:
-        """Raise Stopped where the run was asked to stop, `grace_s` ago or earlier."""
+        """Raise Stopped if the run was asked to stop at least `grace_s` ago."""
         if self._since is not None and time.monotonic() - self._since >= grace_s:
             raise Stopped("the run is being stopped")
 
     def wait(
         self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False, says_so: bool = False
     ) -> list[Any]:
-        """Results of calls. If the run is asked to stop meanwhile, it waits `grace_s` longer, then raises Stopped.
-        `alone`: the failure of another call is for the next wait. `says_so`: log who is waited for after a while, and
-        again when that time has doubled; for waits outside of steps."""
+        """Wait for calls, and return their results. If the run is asked to stop meanwhile, it waits `grace_s` longer
+        and then raises Stopped. `alone`: leave failures of other calls to the next wait. `says_so`: log the unfinished
+        groups after 30 s and each time the wait has doubled; for waits outside steps."""
         started, say_at = time.monotonic(), _SAY_AFTER_S
 
         def check() -> None:
@@ -80,7 +80,8 @@ class StopRequest:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Inside, the first request raises Stopped on the spot: for what may take long and leaves nothing to save."""
+        """A context in which the first request raises Stopped immediately, for long work after which nothing can be
+        saved."""
         self.check()
         self._raises = True
         try:
@@ -90,7 +91,7 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         self._since = None
-        is_main = threading.current_thread() is threading.main_thread()  # a job's trainer is not, whose master stops it
+        is_main = threading.current_thread() is threading.main_thread()  # False in a job's trainer; its master stops it
         self._before = [(number, signal.signal(number, self._note)) for number in _SIGNALS if is_main]
         return self
 
@@ -109,13 +110,13 @@ class StopRequest:
 
 
 def command_on(run_dir: Path) -> str:
-    """What goes on with a run from its newest checkpoint."""
+    """The command that resumes a run from its newest checkpoint."""
     return f"{own_command('rlinf-lite', 'rlinf_lite.cli')} train {shlex.quote(shown_path(run_dir))}"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended."""
+    """The result of a run."""
 
     completed_steps: int
     interrupted: bool
@@ -125,9 +126,9 @@ class RunResult:
     evals: list[EvalSummary]
     report: Path | None
     program: bool = False
-    """Whether it needs what its own program defines, so that no other command can go on with it."""
+    """Whether the run needs classes or functions of its own program, so that no command line can resume it."""
     imitation: bool = False
-    """Whether it learned from demonstrations."""
+    """Whether the run learned from demonstrations."""
 
     @property
     def first_eval(self) -> EvalSummary | None:
@@ -138,7 +139,7 @@ class RunResult:
         return self.evals[-1] if self.evals else None
 
     def describe(self) -> str:
-        """What was reached, and how to go on."""
+        """A text with the results, the paths, and the commands to go on."""
         verb = "stopped" if self.interrupted else "finished"
         lines = [f"{verb} after {self.completed_steps} of {self.total_steps} steps"]
         first, last = self.first_eval, self.last_eval

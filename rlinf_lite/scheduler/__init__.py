@@ -1,6 +1,6 @@
-"""Where things run and how they talk: Cluster, placement, Worker, WorkerGroup, Handle, Channel.
+"""Starting worker processes and passing messages: Cluster, placement, Worker, WorkerGroup, Handle, Channel.
 
-Importing this package needs neither ray nor torch: names that do are loaded when first used.
+Importing this package needs neither ray nor torch: a name that needs them is loaded when it is first used.
 """
 
 from lazy_loader import attach_stub

@@ -1,4 +1,6 @@
-"""A named queue between any processes of a cluster, kept in one place: with Ray by an actor, else in this process."""
+"""Named queues between the processes of a cluster. With Ray an actor holds the items, in the local runtime this
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from rlinf_lite.scheduler.segments import encode
 
 
 class Channel:
-    """Items under a key come out in the order they went in; keys are queues of their own.
+    """A named queue that every process of the cluster can use. Each key is a queue of its own: first in, first out.
 
-    Any number of processes put and get. Every blocking method has an `async` twin: `await channel.get_async()`. Items
-    are copies: changing one after `put` has no effect, and what comes out is writable and belongs to the consumer
-    alone. The channel lives as long as the process that created it; whoever waits then gets a SchedulerError. A process
-    that is killed while it waits in `get` may still take the next item with it, as with any queue in a Ray actor.
+    Any number of processes may put and get. Every blocking method has an `async` twin: `await channel.get_async()`.
+    Items are copies: changing one after `put` has no effect, and the item that `get` returns is writable and belongs to
+    the caller alone. The channel ends with the process that created it; waiting calls then raise SchedulerError. A
+    process that is killed while it waits in `get` may still remove the next item, as with any queue in a Ray actor.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,28 +43,28 @@ class Channel:
 
     @classmethod
     def connect(cls, name: str) -> Channel:
-        """A channel that another process created. Raises SchedulerError if there is none."""
+        """Open a channel that another process created. Raises SchedulerError if there is none."""
         if not network().is_kept(f"channel {name}"):
             raise SchedulerError(f"no channel named {name!r} exists: make it with Channel.create")
         return cls(name)
 
     def put(self, item: Any, key: Any = None, weight: int = 0, timeout_s: float | None = None) -> None:
-        """Add an item; waits while the key is full. Raises ChannelTimeoutError."""
+        """Add an item; waits while the queue of the key is full. Raises ChannelTimeoutError."""
         self._wait(self._ask("put", key, _packed(item), weight, timeout_s))
 
     def get(self, key: Any = None, timeout_s: float | None = None) -> Any:
-        """Take the oldest item; waits for one. Raises ChannelTimeoutError."""
+        """Remove and return the oldest item; waits for one. Raises ChannelTimeoutError."""
         return _unpacked(self._wait(self._ask("get", key, None, timeout_s)))[0]
 
     def get_batch(self, target_weight: int, key: Any = None, timeout_s: float | None = None) -> list[Any]:
-        """Take the oldest items until their weights reach `target_weight`; waits for enough.
+        """Remove and return the oldest items until their weights reach `target_weight`; waits for enough.
 
-        Raises ChannelTimeoutError, and then has taken nothing.
+        Raises ChannelTimeoutError, and then removes nothing.
         """
         return _unpacked(self._wait(self._ask("get", key, target_weight, timeout_s)))
 
     def qsize(self, key: Any = None) -> int:
-        """Items waiting under a key."""
+        """Number of items that wait under a key."""
         return int(self._wait(self._ask("qsize", key)))
 
     def empty(self, key: Any = None) -> bool:
@@ -70,7 +72,7 @@ class Channel:
         return self.qsize(key) == 0
 
     def close(self) -> None:
-        """End the channel and drop what is in it; whoever waits gets a SchedulerError."""
+        """End the channel and drop its items; waiting calls raise SchedulerError."""
         self._wait(self._ask("close"))
         network().drop(f"channel {self.name}")
 
@@ -99,7 +101,7 @@ class Channel:
 
 def _packed(item: Any) -> tuple[bytes, list[np.ndarray]]:
     head, buffers = encode(item)
-    return head, [np.array(buffer) for buffer in buffers]  # copies: of what the item is at this moment
+    return head, [np.array(buffer) for buffer in buffers]  # copies, so that later changes to the item have no effect
 
 
 def _unpacked(items: Sequence[tuple[bytes, list[np.ndarray]]]) -> list[Any]:

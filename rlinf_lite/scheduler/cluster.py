@@ -1,4 +1,4 @@
-"""The slots of a run, and the groups that run there."""
+"""The cluster of a run: its slots, and the worker groups that run on them."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ Group = TypeVar("Group", bound=Launchable)
 
 
 class Cluster:
-    """Joins the Ray at RAY_ADDRESS (or the one this process is connected to), else starts one on this machine. With the
-    `runtime` local there is no Ray: workers are threads of this process, one of which computes at a time.
+    """The slots of a run and the worker groups on them. It joins the Ray at RAY_ADDRESS, or the Ray that this process
+    is connected to, and otherwise starts one on this machine. With `runtime="local"` there is no Ray: workers are
+    threads of this process, and one of them computes at a time.
 
-    Slots are GPUs where every node has some, else virtual: `num_gpus_per_node` of them per node. Raises ClusterError.
-    Ends by itself with the process; `shutdown` (or a `with` block) ends it earlier.
+    Slots are GPUs where every node has GPUs, otherwise virtual: `num_gpus_per_node` of them per node. The cluster ends
+    with the process; `shutdown` (or a `with` block) ends it earlier. Raises ClusterError.
     """
 
     num_nodes: int
@@ -90,12 +91,12 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster | None:
-        """The cluster of this process."""
+        """The cluster of this process, or None."""
         return cls._current
 
     @property
     def shape(self) -> ClusterShape:
-        """How many slots there are."""
+        """The number of nodes and slots."""
         return self.runtime.shape
 
     @property
@@ -105,12 +106,12 @@ class Cluster:
 
     @property
     def accelerator(self) -> str:
-        """What a slot is: cuda or cpu."""
+        """The kind of a slot: `cuda` or `cpu`."""
         return self.shape.accelerator
 
     @property
     def groups(self) -> dict[str, RunningGroup]:
-        """Those that run, by name."""
+        """The running groups, by name."""
         return {group.name: group for processes in self.processes for group in processes.groups}
 
     def __enter__(self) -> Cluster:
@@ -119,7 +120,7 @@ class Cluster:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.shutdown()
         if isinstance(error, WorkerError) and error.original is not None:
-            raise error.original  # of a thread of this process, with its own traceback
+            raise error.original  # raised in a thread of this process, with its own traceback
 
     def shutdown(self) -> None:
         """End all groups, and Ray if this process started or joined it. A second call does nothing."""
@@ -128,15 +129,15 @@ class Cluster:
         Cluster._current = None
         atexit.unregister(self.shutdown)
         for processes in list(self.processes):
-            with suppress(Exception):  # Ray itself may be gone; what follows must run all the same
+            with suppress(Exception):  # Ray itself may be gone; the steps after this one must still run
                 self.end(processes)
         self.runtime.close()
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Start the groups that are launched inside the block side by side; its end waits until all are there.
+        """Start the groups that are launched inside the block in parallel; the end of the block waits for all of them.
 
-        Where one does not start, none is left. Outside of such a block, `launch` waits.
+        If one group fails to start, all of them are ended. Outside such a block, `launch` itself waits.
         """
         begun: list[Processes] = []
         self._launching = begun
@@ -152,15 +153,15 @@ class Cluster:
             self._launching = None
 
     def launch(self, placement: HybridComponentPlacement, **groups: Group) -> dict[str, Group]:
-        """Start groups side by side, each where the component of its name is placed; those that `cluster.fuse` names in
-        the same processes, in which workers are constructed in the order given here."""
-        together: Any = {name: group for name, group in groups.items() if name in placement.fused}
+        """Start groups in parallel, each on the slots of the component of its name. Groups that `cluster.fuse` names
+        share processes, in which the workers are constructed in the order of the arguments."""
+        fused: Any = {name: group for name, group in groups.items() if name in placement.fused}
         with self.launching():
-            if together:
-                first = next(iter(together))
-                together[first].launch_fused(together, self, placement.get_strategy(first))
+            if fused:
+                first = next(iter(fused))
+                fused[first].launch_fused(fused, self, placement.get_strategy(first))
             for name, group in groups.items():
-                if name not in together:
+                if name not in fused:
                     group.launch(self, placement.get_strategy(name), name=name)
         return groups
 
@@ -170,8 +171,9 @@ class Cluster:
         placed: ComponentPlacement,
         env_vars: Mapping[str, str] = MappingProxyType({}),
     ) -> Processes:
-        """Start processes with a worker of every group in each, and wait until they are there; inside `launching`, its
-        end does. Raises ClusterError for a name that is taken, PlacementError for slots of another pool."""
+        """Start processes that hold one worker of every group, and wait until the workers are constructed (inside
+        `launching`, the end of the block waits). Raises ClusterError for a name that is taken, PlacementError for slots
+        of another pool."""
         processes = Processes(groups, self.calls, placed, env_vars, self._start_timeout_s)
         for name in {group.name for group in groups} & self.groups.keys():
             raise ClusterError(f"a group named {name!r} is running: shut it down, or launch with another name")
@@ -194,9 +196,9 @@ class Cluster:
         return processes
 
     def restart(self, ranks: Mapping[str, Sequence[int]], timeout_s: float | None = None) -> None:
-        """Start new workers in the place of some (by group; of all, where none are named) and of those fused with
-        them, side by side, and give them the last `init` calls of those before them, which have `timeout_s`. Goes on
-        where some do not start, and then raises the first error."""
+        """Replace workers, and those fused with them, by new ones, in parallel, and repeat the last `init` call of each
+        (limit: `timeout_s`). `ranks`: by group; an empty sequence means all ranks. If some workers do not start, the
+        others still do, and then the first error is raised."""
         again: dict[Processes, set[int]] = {}
         for name, some in ranks.items():
             if name not in self.groups:
@@ -218,7 +220,7 @@ class Cluster:
                 started.append(processes)
             except SchedulerError as error:
                 errors.append(error)
-        # workers of one process get theirs one after the other, in the order in which they were constructed
+        # workers of one process get their `init` one after the other, in the order in which they were constructed
         for fused in zip_longest(*(processes.groups for processes in started)):
             pairs = zip(fused, started, strict=True)
             calls = [group.init_again(sorted(again[processes])) for group, processes in pairs if group]
@@ -239,7 +241,7 @@ class Cluster:
                 self.processes.remove(processes)
 
     def place(self, strategy: ComponentPlacement | Sequence[ProcessPlacement] | str, name: str) -> ComponentPlacement:
-        """A placement of this cluster's slots from what `launch` was given. Raises PlacementError."""
+        """The placement on this cluster that `launch`'s argument describes. Raises PlacementError."""
         if isinstance(strategy, str | int):
             return place_component(name, strategy, self.shape)
         if not isinstance(strategy, ComponentPlacement):
@@ -259,9 +261,9 @@ def _listed(slots: Iterable[int]) -> str:
 
 
 class ResourcePool:
-    """Slots of a cluster under a name: no other pool, and no group outside this one, can be placed on them.
+    """A named set of a cluster's slots, on which no other pool, and no group outside this pool, can be placed.
 
-    Groups of a pool may share its slots. Raises PlacementError where another pool or a running group has some already.
+    Groups of a pool may share its slots. Raises PlacementError if another pool or a running group has some of them.
     """
 
     def __init__(self, cluster: Cluster, name: str, slots: str | int) -> None:
@@ -277,7 +279,8 @@ class ResourcePool:
         self._cluster, self.name, self.slots = cluster, name, tuple(sorted(wanted))
 
     def get_strategy(self, component: str, spec: str | int = "all") -> ComponentPlacement:
-        """What `launch` takes; slots in `spec` are numbered within the pool. Raises PlacementError."""
+        """The placement of a component in this pool, for `launch`; slots in `spec` are numbered within the pool. Raises
+        PlacementError."""
         accelerator, has = self._cluster.accelerator, f"the pool {self.name!r} has"
         local = parse_placement(spec, len(self.slots), component=component, accelerator=accelerator, where=has)
         placed = tuple(ProcessPlacement(p.rank, tuple(self.slots[slot] for slot in p.slots)) for p in local)
@@ -285,5 +288,5 @@ class ResourcePool:
         return self._cluster.place(ComponentPlacement(component, where, placed, pool=self.name), component)
 
     def release(self) -> None:
-        """Give the slots back. Its groups keep running."""
+        """Give the slots back to the cluster. Groups of the pool keep running."""
         self._cluster.pools.pop(self.name, None)

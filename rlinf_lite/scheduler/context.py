@@ -1,6 +1,6 @@
-"""What a process knows about the cluster that it belongs to, and how it finds names and reaches others.
+"""The cluster as one process sees it: the directories on its node, and the `Network` for names and messages.
 
-Needs neither ray nor torch: how processes find and reach each other, the `Network` of the runtime says.
+Needs neither ray nor torch: each runtime brings its own `Network`.
 """
 
 from __future__ import annotations
@@ -21,76 +21,76 @@ RAY_NAMESPACE = "rlinf_lite"
 
 @dataclass(frozen=True)
 class Address:
-    """Where an inbox is."""
+    """The place of an inbox."""
 
     node_id: str
     socket: str
 
 
 class Inbox(Protocol):
-    """Where one thread reads what is sent to it."""
+    """Messages sent to one thread, which reads them."""
 
     address: Address
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether something is there, after at most `timeout_s`."""
+        """Wait at most `timeout_s` for a message; returns whether there is one."""
 
     def take(self) -> tuple[Any, Parcel] | None:
-        """The next header and parcel, if there is one."""
+        """The header and parcel of the next message, or None."""
 
     def close(self) -> None:
-        """Nobody reads it any more."""
+        """Stop reading: free the inbox."""
 
 
 class Network(Protocol):
-    """Names and messages of a cluster, as one process uses them."""
+    """The names and messages of a cluster, as one process uses them."""
 
     def publish(self, kind: str, name: str, value: Any) -> None:
-        """Make something known to every process."""
+        """Store a value under a name, for every process of the cluster."""
 
     def withdraw(self, kind: str, name: str) -> None:
-        """Make a name unknown."""
+        """Remove a published name."""
 
     def find(self, kind: str, name: str) -> Any:
-        """What was published under a name, else None."""
+        """The value published under a name, or None."""
 
     def known_names(self, kind: str) -> list[str]:
-        """Names that were published, sorted."""
+        """The published names, sorted."""
 
     def inbox(self, label: str) -> Inbox:
-        """A new inbox of this process."""
+        """Create an inbox of this process."""
 
     def send(self, addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
-        """Send a picklable header and any object, of which every inbox gets a copy. Never waits for a reader."""
+        """Send a picklable header and any object; every inbox gets a copy. Never waits for a reader."""
 
     def lives(self, address: Address) -> bool:
-        """Whether an inbox on this node is still read; of another node's, nothing is known, and it is taken to be."""
+        """Whether an inbox is still read. Only known for inboxes on this node; True for those on other nodes."""
 
     def remove_inbox(self, address: Address) -> None:
-        """Tell senders that nobody reads an inbox any more, and free what was not read."""
+        """Mark an inbox as gone, so that senders notice, and free its unread messages."""
 
     def keep(self, name: str, kind: type[Any], *args: Any) -> bool:
-        """Make an object with asynchronous methods, which every process of the cluster can ask, and which ends with
-        this process. False where there is one of this name."""
+        """Create an object with asynchronous methods that every process of the cluster can call, and that ends with
+        this process. Returns False if the name is taken."""
 
     def is_kept(self, name: str) -> bool:
-        """Whether some process keeps an object of this name."""
+        """Whether an object of this name is kept by some process."""
 
     def drop(self, name: str) -> None:
-        """End an object that is kept."""
+        """End a kept object."""
 
     def ask(self, name: str, method: str, *args: Any) -> Future[Any]:
-        """Call a method of an object that is kept. The result raises what the method does, and SchedulerError where
-        the object is gone."""
+        """Call a method of a kept object. The future raises what the method raises, and SchedulerError if the object
+        is gone."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Around a wait for something that another worker does."""
+        """A context for waiting on something that another worker does."""
 
     def clock(self) -> float:
-        """Seconds that count against limits of time."""
+        """The time, in seconds, against which time limits are measured."""
 
     def run_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function on a node: here where it is this one."""
+        """Run a function on a node; in this process if it is this node."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ProcessContext:
     shm_dir: str
     network: Network = field(repr=False)
     runtime: Literal["ray", "local"] = "ray"
-    monitor: str | None = None  # the Ray actor that workers tell what they are doing, if any
+    monitor: str | None = None  # name of the Ray actor that workers send their heartbeats to, if any
 
 
 _current: ProcessContext | None = None
@@ -128,10 +128,10 @@ def is_local() -> bool:
 
 
 def network() -> Network:
-    """That of this process. Raises SchedulerError where it belongs to no cluster."""
+    """The network of this process. Raises SchedulerError if the process belongs to no cluster."""
     return get_context().network
 
 
 def run_on(node_id: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Run a function on a node: here where it is this one."""
+    """Run a function on a node; in this process if it is this node."""
     return network().run_on(node_id, function, *args)

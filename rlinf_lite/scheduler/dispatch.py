@@ -1,9 +1,9 @@
-"""How a group call's arguments are spread over its workers, and how their outputs are collected.
+"""Dispatch modes: how the arguments of a group call are spread over workers, and how their outputs are collected.
 
 Some modes spread the rows of batches. A batch is anything with `len`, slices, `chunk(n)` and a class method
-`concat(parts)`: a `DataProto`. Ranks get contiguous rows whose numbers differ by at most 1. Where an argument is a
-Handle, workers fetch the outputs behind it and take their rows; the driver never has them. `route` is for groups that
-send each other rows themselves. Needs neither ray nor torch.
+`concat(parts)`, such as a `DataProto`. Ranks get contiguous rows; their row counts differ by at most 1. If an argument
+is a Handle, workers fetch its outputs and take their rows; the driver never holds them. `route` is for groups that
+send rows to each other directly. Needs neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Execute:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Wraps a list of which an ALL_TO_ALL call gives rank i element i."""
+    """A list whose element i goes to rank i in an ALL_TO_ALL call."""
 
     values: Sequence[Any]
 
 
 @runtime_checkable
 class Batch(Protocol):
-    """Rows that can be cut and put together."""
+    """Rows that can be split and concatenated."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: slice) -> Self: ...
@@ -58,24 +58,24 @@ class Batch(Protocol):
 
 
 class Pending:
-    """An argument that is not in the driver's hands: a Handle, or a part of what is behind one."""
+    """An argument whose value is still in the workers: a Handle, or a part of its result."""
 
     def deferred(self) -> Deferred:
-        """What every rank gets that is given all of it."""
+        """The argument of a rank that gets the whole value."""
         raise NotImplementedError
 
     def element(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE call gets: element i where the value turns out to be a list."""
+        """The argument of one rank in a DP_COMPUTE call: element `rank` if the value is a list, else the value."""
         raise NotImplementedError
 
     def rows(self, rank: int, world_size: int) -> Deferred:
-        """What rank i of a DP_COMPUTE_PROTO call gets: its rows where the value turns out to be a batch."""
+        """The argument of one rank in a DP_COMPUTE_PROTO call: its rows if the value is a batch, else the value."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Deferred(Pending):
-    """Workers fetch `refs` and apply `resolve` to the values."""
+    """A value that workers compute: they fetch `refs` and apply `resolve` to the fetched values."""
 
     refs: tuple[Any, ...]
     resolve: Callable[[list[Any]], Any]
@@ -104,7 +104,8 @@ class Deferred(Pending):
 
 @dataclass(frozen=True)
 class CallRule:
-    """Say how a worker's method is called through its group. `timeout_s` bounds the call from its start."""
+    """Decorator that sets how a worker's method is called through its group. `timeout_s` limits the call, counted from
+    its start."""
 
     dispatch_mode: str = Dispatch.ONE_TO_ALL
     execute_mode: str = Execute.ALL
@@ -127,8 +128,8 @@ register = CallRule
 @dataclass(frozen=True)
 class DispatchMode:
     dispatch: DispatchFn
-    collect: CollectFn = list  # `list`: the outputs by rank
-    mesh: str | None = None  # the device mesh whose places decide, call by call (`nd_compute`)
+    collect: CollectFn = list  # `list` returns the outputs by rank
+    mesh: str | None = None  # the device mesh whose ranks decide which shard a worker gets (`nd_compute`)
 
 
 def call_rule(method: Callable[..., Any]) -> CallRule:
@@ -139,9 +140,9 @@ def call_rule(method: Callable[..., Any]) -> CallRule:
 def register_dispatch_mode(name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn) -> None:
     """Add a mode to `Dispatch`.
 
-    `dispatch_fn(world_size, args, kwargs)` returns (args, kwargs) for each rank and must not change what it is given;
-    `collect_fn(outputs)` makes one result of the outputs by rank. A Handle among the arguments may be replaced by
-    `handle.map(fn)` or `handle.element(rank, world_size)`, which the workers resolve.
+    `dispatch_fn(world_size, args, kwargs)` returns (args, kwargs) for each rank and must not change its inputs;
+    `collect_fn(outputs)` makes one result from the outputs by rank. `dispatch_fn` may replace a Handle among the
+    arguments by `handle.map(fn)` or `handle.element(rank, world_size)`, which the workers resolve.
     """
     if name in _modes:
         raise ValueError(f"the dispatch mode {name!r} exists already")
@@ -193,18 +194,18 @@ def _checked(where: str, values: Sequence[Any], world_size: int) -> Sequence[Any
 
 @dataclass(frozen=True)
 class MeshPlace:
-    """Where a worker stands in a device mesh of several dimensions, as far as data are concerned."""
+    """The data-parallel position of a worker in a device mesh of several dimensions."""
 
     dp_rank: int  # which shard it gets
     dp_size: int
-    collects: bool  # whether its output is that of its data-parallel rank
+    collects: bool  # whether its output counts as the output of its data-parallel rank
 
 
 def nd_compute(mesh: str) -> str:
-    """The dispatch mode of workers that form a device mesh: each gets the shard of its data-parallel rank.
+    """The name of the dispatch mode for workers in a device mesh: each gets the shard of its data-parallel rank.
 
-    Workers say where they stand by `join_mesh(mesh, ...)`. A shard is stored once, however many workers get it; outputs
-    of the collecting ranks are put together in the order of data-parallel ranks.
+    Workers give their position with `join_mesh(mesh, ...)`. A shard is stored once, however many workers get it. The
+    outputs of the collecting ranks are concatenated in the order of data-parallel ranks.
     """
     name = f"ND_COMPUTE({mesh})"
     _modes.setdefault(name, DispatchMode(_by_rows, ConcatRows(), mesh))
@@ -212,15 +213,15 @@ def nd_compute(mesh: str) -> str:
 
 
 def nd_compute_metric(mesh: str) -> str:
-    """As `nd_compute`, for methods that return no rows: outputs are listed by rank, those of all of them."""
+    """As `nd_compute`, for methods that return no rows: the result is a list of all ranks' outputs."""
     name = f"ND_COMPUTE_METRIC({mesh})"
     _modes.setdefault(name, DispatchMode(_by_rows, list, mesh))
     return name
 
 
 def mesh_mode(mesh: str, places: Sequence[MeshPlace | None], lists: bool = False) -> DispatchMode:
-    """`nd_compute`'s mode for workers at these places, by rank; `lists`: `nd_compute_metric`'s. Raises ValueError where
-    they form no mesh."""
+    """The mode of `nd_compute` (with `lists`: of `nd_compute_metric`) for workers at these places, by rank. Raises
+    ValueError if the places form no mesh."""
     known = [place for place in places if place is not None]
     if len(known) < len(places):
         missing = ", ".join(str(rank) for rank, place in enumerate(places) if place is None)
@@ -244,9 +245,9 @@ def mesh_mode(mesh: str, places: Sequence[MeshPlace | None], lists: bool = False
 
 @dataclass(frozen=True)
 class ConcatRows:
-    """Collects one batch of the outputs; None where all are None. Raises TypeError for anything else."""
+    """Concatenates the outputs into one batch; None if all outputs are None. Raises TypeError for anything else."""
 
-    ranks: tuple[int, ...] | None = None  # whose outputs, in this order; None: all
+    ranks: tuple[int, ...] | None = None  # the ranks whose outputs are used, in this order; None: all
 
     def __call__(self, outputs: list[Any]) -> Any:
         return _put_together(self.chosen(outputs))
@@ -265,7 +266,7 @@ def _put_together(parts: list[Any]) -> Any:
 
 
 def take_rows(parts: list[Any], rank: int, world_size: int) -> Any:
-    """Chunk `rank` of `world_size` of the parts put together; rows of other chunks are not touched."""
+    """Chunk `rank` of `world_size` of the concatenated parts; rows of other chunks are not copied."""
     if not all(isinstance(part, Batch) for part in parts):
         return _put_together(parts)
     bounds = list(accumulate((len(part) for part in parts), initial=0))
@@ -279,7 +280,7 @@ def take_rows(parts: list[Any], rank: int, world_size: int) -> Any:
 
 
 def _by_rows(world_size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Arguments]:
-    cut: dict[int, Sequence[Any]] = {}  # a batch that is given twice is cut once
+    cut: dict[int, Sequence[Any]] = {}  # a batch that is passed twice is split once
 
     def element(where: str, value: Any, rank: int) -> Any:
         if isinstance(value, Pending):
@@ -312,7 +313,7 @@ _modes = {
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, stop) of a source rank's block, which go to `dst_rank`."""
+    """Rows [start, stop) of a source rank's block that go to `dst_rank`."""
 
     dst_rank: int
     start: int
@@ -320,7 +321,7 @@ class Piece:
 
 
 def split_rows(world: int, batch: int) -> list[range]:
-    """The contiguous block of each rank; sizes differ by at most 1, larger ones first."""
+    """The contiguous block of rows of each rank; sizes differ by at most 1, larger blocks first."""
     if world < 1 or batch < 0:
         raise ValueError(f"cannot split {batch} rows over {world} ranks")
     small, extra = divmod(batch, world)
@@ -329,7 +330,7 @@ def split_rows(world: int, batch: int) -> list[range]:
 
 
 def route(src_world: int, dst_world: int, batch: int) -> list[list[Piece]]:
-    """For every source rank, the pieces that it sends, in row order; every row goes to exactly one place."""
+    """The pieces that each source rank sends, in row order; every row goes to exactly one destination."""
     destinations = split_rows(dst_world, batch)
     return [
         [

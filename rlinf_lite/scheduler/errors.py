@@ -1,4 +1,4 @@
-"""What goes wrong in a cluster, as the driver sees it. Needs neither ray nor torch."""
+"""The errors of the scheduler, as the driver sees them. Needs neither ray nor torch."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ from typing import Any
 
 
 class PlacementError(ValueError):
-    """A placement that the grammar or the cluster does not allow."""
+    """A placement is not allowed by the grammar or by the cluster."""
 
     def __init__(self, text: str, about: str = "") -> None:
-        """`about`: the component or key of the config that it is about, which the message begins with."""
+        """`about`: the component or config key that the error is about; the message begins with it."""
         super().__init__(f"{about}: {text}" if about else text)
         self.text, self.about = text, about
 
 
 class SchedulerError(RuntimeError):
-    """Anything that goes wrong between the driver and its workers."""
+    """Base class of errors between the driver and its workers."""
 
 
 class ClusterError(SchedulerError):
-    """The cluster did not come up, or is not what the config says."""
+    """The cluster did not start, or differs from what the config asks for."""
 
 
 class WorkerError(SchedulerError):
-    """A worker's method raised. `__cause__` is the original exception, `worker_traceback` where it was raised, and
-    `origin` the same in a line: "ValueError at /some/file.py:12", followed by what that arose from."""
+    """A worker's method raised an exception. `__cause__` is the original exception and `worker_traceback` its
+    traceback. `origin` is one line, such as "ValueError at /some/file.py:12", followed by the exceptions that caused
+    it."""
 
     def __init__(
         self,
@@ -39,9 +40,9 @@ class WorkerError(SchedulerError):
         self.group, self.rank, self.method = group, rank, method
         self.summary, self.worker_traceback, self.origin = summary, worker_traceback, origin
         self.pickled = pickled
-        """The original exception, where it survives pickling."""
+        """The pickled original exception; None if it cannot be pickled."""
         self.original: BaseException | None = None
-        """The original exception with its traceback, in the process that it was raised in."""
+        """The original exception with its traceback, only in the process in which it was raised."""
         super().__init__(f"{group}[{rank}].{method} raised {summary}\n\nIn the worker:\n{worker_traceback.rstrip()}")
 
     def __reduce__(self) -> Any:
@@ -50,7 +51,7 @@ class WorkerError(SchedulerError):
 
 
 class WorkerDiedError(SchedulerError):
-    """A worker process is gone. `log_tail` holds the last lines that it printed."""
+    """A worker process died. `log_tail` holds the last lines that it printed."""
 
     def __init__(self, group: str, rank: int, node: str, reason: str, log_tail: str) -> None:
         self.group, self.rank, self.node, self.reason, self.log_tail = group, rank, node, reason, log_tail
@@ -59,11 +60,11 @@ class WorkerDiedError(SchedulerError):
 
 
 class SharedMemoryFullError(SchedulerError):
-    """A message, or weights, find no room in a node's shared memory."""
+    """A node's shared memory has no room for a message or for weights."""
 
 
 class AbortedError(SchedulerError):
-    """A receive was given up because the driver called `group.abort(reason)`."""
+    """A receive ended early because the driver called `group.abort(reason)`."""
 
 
 class PeerError(SchedulerError):
@@ -71,12 +72,12 @@ class PeerError(SchedulerError):
 
 
 class CallTimeoutError(SchedulerError, TimeoutError):
-    """A group call took longer than its limit; the message says which ranks are late."""
+    """A group call took longer than its limit; the message names the ranks that are late."""
 
 
 class RecvTimeoutError(SchedulerError, TimeoutError):
-    """No message came in time; the message says from whom it was expected."""
+    """No message came in time; the error text names the expected sender."""
 
 
 class ChannelTimeoutError(SchedulerError, TimeoutError):
-    """A channel stayed empty, or full, for longer than the limit."""
+    """A channel stayed empty or full for longer than the limit."""

@@ -1,4 +1,4 @@
-"""A group of worker processes, called as one object."""
+"""WorkerGroup: a group of worker processes, called as one object."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from rlinf_lite.scheduler.processes import Processes
 
 
 class WorkerGroup:
-    """What `cls.create_group(...).launch(...)` gives: every public method of `cls`, as a call that returns a Handle.
+    """The workers of one class, called together: every public method of `cls` becomes a call that returns a Handle.
 
-    It is a view: the workers belong to their processes, and those to the cluster.
+    `cls.create_group(...).launch(...)` returns one. It is a view: the workers belong to their processes, and the
+    processes belong to the cluster.
     """
 
     def __init__(self, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -41,10 +42,11 @@ class WorkerGroup:
         env_vars: Mapping[str, str] = MappingProxyType({}),
     ) -> WorkerGroup:
         """Start the workers and wait until all are constructed. `name` defaults to the component's name.
-        Inside `with cluster.launching():` groups start side by side, and the end of the block waits.
+        Inside `with cluster.launching():` groups start in parallel, and the end of the block waits.
 
-        `placement_strategy`: what `HybridComponentPlacement` or a `ResourcePool` gives for a component, processes, or a
-        spec such as `0-3:0-7`. Raises WorkerError for what a constructor raises, PlacementError and CallTimeoutError.
+        `placement_strategy`: the `get_strategy` result of a `HybridComponentPlacement` or `ResourcePool`, a sequence of
+        processes, or a spec such as `0-3:0-7`. Raises WorkerError if a constructor raises, PlacementError and
+        CallTimeoutError.
         """
         placed = cluster.place(placement_strategy, name or self._cls.__name__)
         _launch({placed.component: self}, {placed.component: name or placed.component}, cluster, placed, env_vars)
@@ -52,7 +54,7 @@ class WorkerGroup:
 
     @property
     def members(self) -> list[Member]:
-        """The workers by rank; none where the group is not running."""
+        """The workers by rank; empty if the group is not running."""
         return [] if self._running is None else self._running.members
 
     @property
@@ -66,11 +68,11 @@ class WorkerGroup:
         return self._caller(name, None)
 
     def worker_method(self, name: str) -> Callable[..., Any]:
-        """The function of the workers' class that a call of this name runs. Raises AttributeError."""
+        """The function of the workers' class that a call by this name runs. Raises AttributeError."""
         methods = self.__dict__.get("_methods", {})
         if name not in methods:
-            of = self.__dict__.get("name", "group")
-            raise AttributeError(f"{of}: its workers have no public method {name!r}. {did_you_mean(name, methods)}")
+            group = self.__dict__.get("name", "group")
+            raise AttributeError(f"{group}: its workers have no public method {name!r}. {did_you_mean(name, methods)}")
         function: Callable[..., Any] = getattr(self._cls, name)
         return function
 
@@ -83,16 +85,16 @@ class WorkerGroup:
         ranks: Sequence[int] | None = None,
         rule: CallRule | None = None,
     ) -> Handle:
-        """Call a method by name, on some ranks alone (None: all), as on a group of that size. `rule`: in the place of
-        what `@register` says of the method; nothing is waited for, whatever it says. Raises AttributeError for an
-        unknown method, SchedulerError where the group is not running."""
+        """Call a method by name, on some ranks (None: all), as on a group of that size. `rule` replaces the rule that
+        `@register` gave the method; this never waits, even if the rule is blocking. Raises AttributeError for an
+        unknown method, SchedulerError if the group is not running."""
         self.worker_method(method)
         running = self._alive()
         members = running.members if ranks is None else [running.members[rank] for rank in ranks]
         return running.call(method, rule or self._methods[method], members, args, dict(kwargs))
 
     def execute_on(self, *ranks: int) -> GroupView:
-        """A view of some workers: calls through it reach only them, as a group of that size."""
+        """A view of some workers: calls through it run on these ranks only, as on a group of that size."""
         bad = [rank for rank in ranks if not 0 <= rank < self.world_size]
         if bad or not ranks:
             raise ValueError(
@@ -101,23 +103,24 @@ class WorkerGroup:
         return GroupView(self, ranks)
 
     def feeds(self, other: WorkerGroup) -> None:
-        """Let a supervisor know that these workers send to those, before they have: a failure of one is the others'
-        too."""
+        """Declare that this group's workers send messages to `other`, before they have: a failure in one group then
+        also affects the other under a supervisor."""
         self._alive().calls.data_flow.add((self.name, other.name))
 
     @staticmethod
     def launch_fused(
         roles: Mapping[str, WorkerGroup], cluster: Cluster, placement_strategy: ComponentPlacement
     ) -> None:
-        """What `Cluster.launch` does with those that share processes; see `fuse`."""
+        """Launch groups that share processes, for `Cluster.launch`; see `fuse`."""
         fuse(**roles).launch(cluster, placement_strategy)
 
     def abort(self, reason: str) -> None:
-        """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
+        """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Takes effect at
+        once."""
         self._alive().abort(reason)
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
-        """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
+        """Let the workers receive again. Waits until their running methods end; drops messages of aborted groups."""
         self._alive().clear_abort(timeout_s)
 
     def shutdown(self) -> None:
@@ -126,10 +129,10 @@ class WorkerGroup:
             self._cluster.end(self._processes)
 
     def restart(self, *ranks: int, timeout_s: float | None = None) -> None:
-        """Start new workers in the place of some (of all, where none are named), and of those fused with them.
+        """Replace workers (all, if no ranks are given), and those fused with them, by new ones.
 
-        Each is then given the last `init` call of the one before it, which has `timeout_s`. Others keep running:
-        `abort` and `clear_abort` make them forget what they had to do with the old ones.
+        Each new worker repeats the last `init` call of the worker that it replaces (limit: `timeout_s`). Other workers
+        keep running: `abort` and `clear_abort` make them drop messages of the old ones.
         """
         self._alive()
         assert self._cluster is not None, "only launched groups run"
@@ -152,7 +155,7 @@ class WorkerGroup:
 
 
 class GroupView:
-    """Some workers of a group, seen as a group. Changes nothing in it."""
+    """Some workers of a group, called as a group. The group itself stays as it is."""
 
     def __init__(self, group: WorkerGroup, ranks: Sequence[int]) -> None:
         self._group, self._ranks = group, ranks
@@ -167,13 +170,13 @@ class GroupView:
 
 
 class FusedGroups(dict[str, WorkerGroup]):
-    """Groups by role whose workers of one rank share a process. Each is called as any group; they end together."""
+    """Groups by role whose workers of equal rank share a process. Each is called like any group; they end together."""
 
     def launch(
         self, cluster: Cluster, placement_strategy: ComponentPlacement | Sequence[ProcessPlacement] | str = "all"
     ) -> FusedGroups:
-        """Start the processes and wait until all workers are constructed. As `WorkerGroup.launch`; groups have the
-        names of their roles."""
+        """Start the processes and wait until all workers are constructed, as `WorkerGroup.launch` does. Each group is
+        named after its role."""
         _launch(self, {role: role for role in self}, cluster, cluster.place(placement_strategy, "+".join(self)))
         return self
 
@@ -187,12 +190,15 @@ class FusedGroups(dict[str, WorkerGroup]):
 
 
 def fuse(**roles: WorkerGroup) -> FusedGroups:
-    """`fuse(actor=Actor.create_group(cfg), rollout=Rollout.create_group(cfg)).launch(cluster, "0-1")`: two processes,
-    each with one worker of every role, which find each other in `self.fused`. Constructed in this order."""
+    """Groups that share processes: each process holds one worker of every role, constructed in the order given.
+
+    `fuse(actor=Actor.create_group(cfg), rollout=Rollout.create_group(cfg)).launch(cluster, "0-1")` starts two
+    processes. The workers of a process find each other in `self.fused`.
+    """
     if not roles:
         raise ValueError("fuse() needs a group for at least one role")
     for role, group in roles.items():
-        if hasattr(FusedGroups, role):  # a method of it, which `groups.<role>` would be
+        if hasattr(FusedGroups, role):  # `groups.<role>` would be a method of FusedGroups
             raise ValueError(f"fuse(): no role can be called {role!r}. Choose another name")
         if group.members:
             raise SchedulerError(f"{role}: the group {group.name!r} runs already; fuse groups before they are launched")
@@ -206,7 +212,7 @@ def _launch(
     placed: ComponentPlacement,
     env_vars: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Start processes with a worker of every group in each. `groups` and their `names`: by role."""
+    """Start processes that hold one worker of every group. `groups` and `names` are by role."""
     for group in groups.values():
         if group.members:
             raise SchedulerError(f"the group {group.name!r} runs already")

@@ -1,4 +1,4 @@
-"""A launched group's workers, calls of them on their way, and how the driver waits for these."""
+"""The workers of a launched group, calls to them, and the driver's waits for the results."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from rlinf_lite.scheduler.runtime import CallFailed, Node, Remote, Runtime
 from rlinf_lite.scheduler.segments import cloudpickle
 
 _PATROL_S = 1.0
-"""How often a wait looks whether idle workers still live, and whether calls that nobody waits for have failed."""
+"""Interval in which a wait checks that idle workers live, and that calls without a waiter have not failed."""
 
 
 ExplainDeath = Callable[[str, int, str], str]
-"""Why a worker (`env[1]`) with this process id has died, of which Ray says that; empty: no more is known."""
+"""Maps (worker such as `env[1]`, its process id, Ray's message) to the reason of its death; empty: not known."""
 
 
 @dataclass(eq=False)
 class Member:
-    """One worker of a group, as the driver knows it."""
+    """The driver's record of one worker of a group."""
 
     group: str
     rank: int
     node: Node
-    remote: Remote  # the host of its process's workers
-    index: int = 0  # which of its process's workers it is
-    address: Address | None = None  # of its mailbox; None until it is constructed
+    remote: Remote  # the host of the workers in its process
+    index: int = 0  # its position among the workers of its process
+    address: Address | None = None  # of its mailbox; None until the worker is constructed
 
     @property
     def pid(self) -> int:
@@ -62,9 +62,9 @@ class Member:
         return f"{self.group}[{self.rank}]"
 
     def death(self, failed: CallFailed, explain: ExplainDeath | None) -> WorkerDiedError:
-        """The error for a dead worker, with the tail of its log; tidies up what it left."""
+        """The error for a dead worker, with the end of its log. Also removes the worker's inbox."""
         where, tail, reason = f"node {self.node.rank} ({self.node.ip})", "", ""
-        with suppress(CallFailed, TimeoutError):  # it may have died before it could say who it is
+        with suppress(CallFailed, TimeoutError):  # it may have died before it reported its process id
             where = f"{where}, pid {self.pid}"
             if explain is not None:
                 reason = explain(str(self), self.pid, failed.text)
@@ -73,14 +73,14 @@ class Member:
         return WorkerDiedError(self.group, self.rank, where, reason or exit_reason(failed.text), tail)
 
     def remove_inbox(self) -> None:
-        """Tell senders that nobody reads here any more, and free what was not read."""
+        """Mark the worker's inbox as gone, so that senders notice, and free its unread messages."""
         if self.address is not None:
             with suppress(Exception):  # its node is gone
                 network().remove_inbox(self.address)
 
 
 def exit_reason(ray_message: str) -> str:
-    """What Ray says of a worker's end, in a line."""
+    """The reason of a worker's end, in one line, from Ray's message."""
     _, found, detail = ray_message.partition("Worker exit type: ")
     if not found:
         return ray_message.strip().splitlines()[-1] if ray_message.strip() else "unknown"
@@ -93,17 +93,17 @@ def exit_reason(ray_message: str) -> str:
 
 @dataclass(eq=False)
 class Calls:
-    """What the groups of a cluster have been asked, as far as it concerns later calls and waits.
+    """The calls of a cluster's groups that later calls and waits depend on.
 
-    It holds the calls whose outcome nobody has seen; one whose handle is dropped leaves by itself.
+    It holds the calls whose outcome has not been seen yet; a call whose handle is dropped is removed automatically.
     """
 
     runtime: Runtime
     epoch: int = 0  # the number of the last abort
     oldest_epochs: dict[str, int] = field(default_factory=dict)
-    """The last abort of each group; what it sent before is stale."""
-    data_flow: set[tuple[str, str]] = field(default_factory=set)  # (a, b): results of group a were given to group b
-    explain_death: ExplainDeath | None = None  # asks whoever watches the workers
+    """The number of the last abort of each group; messages that it sent before are stale."""
+    data_flow: set[tuple[str, str]] = field(default_factory=set)  # (a, b): results of group a went to group b
+    explain_death: ExplainDeath | None = None  # asks the supervisor of the workers
     _handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,7 +112,7 @@ class Calls:
             self._handles.add(handle)
 
     def forget(self, handles: Iterable[Handle]) -> None:
-        """Their outcome has been seen, or is of no interest any more."""
+        """Remove calls whose outcome has been seen or no longer matters."""
         with self._lock:
             self._handles.difference_update(handles)
 
@@ -121,44 +121,44 @@ class Calls:
             return list(self._handles)
 
     def give_up(self, ended: Callable[[Member], bool]) -> None:
-        """Forget the calls of workers that have been told to stop, or were ended."""
+        """Drop the calls of workers that were aborted or ended."""
         self.drop([handle for handle in self.under_way() if any(map(ended, handle.members))])
 
     def drop(self, handles: Sequence[Handle]) -> None:
-        """Forget calls that nobody waits for any more: what they raise says nothing new."""
+        """Forget calls that are no longer waited for: their errors say nothing new."""
         self.forget(handles)
         self.runtime.drop([ref for handle in handles for ref in handle._refs])
 
 
 @dataclass(eq=False)
 class RunningGroup:
-    """The workers of one group, by rank, for as long as their processes are theirs; see `Processes`."""
+    """The workers of one group, by rank, until their processes end; see `Processes`."""
 
     name: str
     role: str
     cls: type[Any]
     arguments: Arguments  # of the workers' constructor
-    methods: Mapping[str, CallRule]  # what can be called
-    calls: Calls  # of the cluster
+    methods: Mapping[str, CallRule]  # the methods that can be called
+    calls: Calls  # those of the cluster
 
     members: list[Member] = field(default_factory=list)
     has_ended: bool = False
     aborted: bool = False
     mesh_places: dict[tuple[str, int], MeshPlace | None] = field(default_factory=dict)
-    """By mesh and rank, as far as somebody has asked."""
+    """The workers' positions by mesh and rank, filled when a call first needs them."""
     _init_calls: dict[int, Carried] = field(default_factory=dict)
 
     def call(
         self, method: str, rule: CallRule, members: Sequence[Member], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Handle:
-        """Call a method of some of the workers, as a group of that size."""
+        """Call a method of some of the workers, as on a group of that size."""
         for value in (*args, *kwargs.values()):
             if isinstance(value, Handle):
                 self.calls.data_flow.add((value.group.name, self.name))
         mode = get_dispatch_mode(rule.dispatch_mode)
         if mode.mesh is not None:
             mesh, known = mode.mesh, self.mesh_places
-            if any(known.get((mesh, member.rank)) is None for member in members):  # asked once, since nobody moves
+            if any(known.get((mesh, member.rank)) is None for member in members):  # asked once: positions are fixed
                 asked = [member.remote.call("_mesh_place", member.index, mesh) for member in members]
                 places = Handle(self, "join_mesh", members, asked, of_user=False).wait()
                 known |= {(mesh, member.rank): place for member, place in zip(members, places, strict=True)}
@@ -175,13 +175,14 @@ class RunningGroup:
         return Handle(self, method, members, refs, collect, rule.timeout_s)
 
     def init_again(self, ranks: Sequence[int]) -> Handle:
-        """Give new workers the last `init` call of those before them."""
+        """Repeat the last `init` call of each rank on its new worker."""
         members = [self.members[rank] for rank in ranks if rank in self._init_calls]
         refs = [_start(member, "init", self._init_calls[member.rank]) for member in members]
         return Handle(self, "init", members, refs, with_peers=False, of_user=False)
 
     def abort(self, reason: str) -> None:
-        """Make pending and later receives of the workers raise AbortedError, until `clear_abort`. Served at once."""
+        """Make pending and later receives of the workers raise AbortedError until `clear_abort`. Takes effect at
+        once."""
         self.calls.epoch += 1
         epoch = self.calls.oldest_epochs[self.name] = self.calls.epoch
         self.aborted = True
@@ -193,7 +194,7 @@ class RunningGroup:
                 network().send([member.address], Abort(epoch, reason))
 
     def clear_abort(self, timeout_s: float = 60.0) -> None:
-        """Let the workers receive again. Waits for their running methods to end; drops messages of aborted groups."""
+        """Let the workers receive again. Waits until their running methods end; drops messages of aborted groups."""
         oldest = self.calls.oldest_epochs
         epoch = oldest.get(self.name, 0)
         refs = [member.remote.call("_clear_abort", member.index, epoch, oldest) for member in self.members]
@@ -202,7 +203,7 @@ class RunningGroup:
 
 
 class Handle(Pending):
-    """The result of a group call, which may still be running. `members`: the workers that run it."""
+    """The result of a group call that may still be running. `members`: the workers that run it."""
 
     def __init__(
         self,
@@ -215,8 +216,8 @@ class Handle(Pending):
         with_peers: bool = True,
         of_user: bool = True,
     ) -> None:
-        """`with_peers`: waits look at the whole group, whose death the members called might wait for in vain.
-        `of_user`: the failure of his other calls ends a wait for this one, and the other way round."""
+        """`with_peers`: a wait checks all workers of the group, since the called ones may wait for a dead peer.
+        `of_user`: a user's call. If one of the user's calls fails, waits for the others end too."""
         self.group, self.method, self.with_peers, self.of_user = group, method, with_peers, of_user
         self.members, self._refs, self._collect = list(members), list(refs), collect
         self._runtime = group.calls.runtime
@@ -231,24 +232,25 @@ class Handle(Pending):
         raise TypeError(f"{self!r} must be an argument of a group call itself, not lie inside one")
 
     def wait(self, timeout_s: float | None = None) -> Any:
-        """The collected result. Raises WorkerError, WorkerDiedError and CallTimeoutError.
+        """Wait for the call and return the collected result. Raises WorkerError, WorkerDiedError and CallTimeoutError.
 
-        Raises too what another call of the cluster has failed with meanwhile, whose own handle is not waited for: this
-        one may wait for it in vain. The other's `wait` raises that again.
+        Also raises the error of another call of the cluster that fails meanwhile and that nothing waits for, since this
+        call may depend on it. The `wait` of that other call raises the error again.
         """
         return _Wait([self], timeout_s, "").run()[0]
 
     @property
     def refs(self) -> list[Any]:
-        """References to what each worker returns, by rank; with Ray they are its own, for `ray.get` and `ray.wait`."""
+        """References to the result of each worker, by rank; with Ray they are ObjectRefs, for `ray.get` and
+        `ray.wait`."""
         return list(self._refs)
 
     def done(self) -> bool:
-        """Whether every worker has finished, or failed."""
+        """Whether every worker has finished or failed."""
         return len(self._runtime.ready(self._refs)) == len(self._refs)
 
     def durations(self) -> list[float]:
-        """Seconds that the method took in each worker, by rank; waits for the call to end."""
+        """Seconds that the method took in each worker, by rank; waits until the call ends."""
         self.wait()
         calls = zip(self.members, self._refs, strict=True)
         id_of = self._runtime.call_id
@@ -258,7 +260,7 @@ class Handle(Pending):
         return asyncio.to_thread(self.wait).__await__()
 
     def map(self, resolve: Callable[[Any], Any]) -> Deferred:
-        """As an argument of another group's call: `resolve` of the collected result, computed by the workers."""
+        """An argument for another group's call: `resolve(collected result)`, computed by the workers."""
         collect = self._collect
         return Deferred(tuple(self._refs), lambda values: resolve(collect(values)))
 
@@ -266,7 +268,7 @@ class Handle(Pending):
         return self.map(lambda result: result)
 
     def element(self, rank: int, world_size: int) -> Deferred:
-        """Output i alone is fetched where the call collects outputs by rank."""
+        """As in `Pending`; if the call collects outputs by rank, the worker fetches only output `rank`."""
         if self._collect is not list:
             return self.deferred().element(rank, world_size)
         if len(self._refs) != world_size:
@@ -274,7 +276,7 @@ class Handle(Pending):
         return Deferred((self._refs[rank],), _only)
 
     def rows(self, rank: int, world_size: int) -> Deferred:
-        """Rows are taken from the outputs without putting all together."""
+        """As in `Pending`; the worker takes its rows from the outputs without concatenating all of them."""
         if not isinstance(self._collect, ConcatRows):
             return self.deferred().rows(rank, world_size)
         return Deferred(tuple(self._collect.chosen(self._refs)), lambda parts: take_rows(parts, rank, world_size))
@@ -297,10 +299,10 @@ def wait_all(
     alone: bool = False,
 ) -> list[Any]:
     """Wait for calls of several groups together; returns their collected results. While they run, `check` is called
-    about every second; what it raises ends the wait.
+    about every second; an exception from it ends the wait.
 
-    Raises as soon as any call of the cluster fails (with `alone`: any of these), or any worker of the groups that are
-    called dies, even where others are still blocked; the groups of these handles are then aborted (`group.abort`), so
+    Raises as soon as any call of the cluster fails (with `alone`: any of these calls), or any worker of the called
+    groups dies, even if other calls are still blocked. The groups of these handles are then aborted (`group.abort`), so
     that their workers stop waiting for messages that will not come.
     """
     try:
@@ -309,14 +311,14 @@ def wait_all(
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         running = [handle for handle in handles if not handle.done()]
         for group in {handle.group for handle in running}:
-            group.abort(reason)  # which forgets their calls
+            group.abort(reason)  # also forgets their calls
         if running:
-            running[0].group.calls.drop(running)  # those that the wait had forgotten, and those of no user
+            running[0].group.calls.drop(running)  # those that `abort` does not know: already forgotten, or not a user's
         raise
 
 
 def wait_alone(handles: Sequence[Handle], timeout_s: float | None) -> list[Any]:
-    """Wait for these calls, whatever becomes of others, and abort nothing; returns their collected results."""
+    """Wait for these calls, regardless of others, and abort nothing; returns their collected results."""
     return _Wait(handles, timeout_s, "", alone=True).run()
 
 
@@ -331,7 +333,7 @@ class _Wait:
         check: Callable[[], None] | None = None,
         alone: bool = False,
     ) -> None:
-        """`alone`: what becomes of other calls does not matter."""
+        """`alone`: ignore failures of other calls."""
         self._handles, self._what, self._check, self._alone = handles, what, check, alone
         self._refs = [ref for handle in handles for ref in handle._refs]
         if not handles:
@@ -343,7 +345,7 @@ class _Wait:
         self._pings: dict[Member, Any] = {}
 
     def run(self) -> list[Any]:
-        """The collected result of each handle."""
+        """Wait, and return the collected result of each handle."""
         if not self._handles:
             return []
         while True:
@@ -361,8 +363,8 @@ class _Wait:
         return [handle._collect([next(values) for _ in handle._refs]) for handle in self._handles]
 
     def _patrol(self) -> None:
-        """Look for errors among the finished calls and those of others, for dead workers among the idle, and at the
-        clock."""
+        """Check for failed calls (of these handles and others), for dead workers that are idle, and for the time
+        limit."""
         if self._runtime.has_ended():
             raise ClusterError(
                 f"{self._what or self._calls()}: Ray's own processes on this machine have ended. Were they killed?"
@@ -378,7 +380,7 @@ class _Wait:
             get(finished, None)
             failed = {call for calls in get(answered, None) for call in calls}
             refs = [ref for other in others for ref in other._refs] if failed else []
-            get([ref for ref in refs if id_of(ref) in failed], None)  # not all: results may be large, and far
+            get([ref for ref in refs if id_of(ref) in failed], None)  # only these: results may be large
         except CallFailed as error:
             self._raise(error)
         if running and self._deadline is not None and self._runtime.network.clock() >= self._deadline:
@@ -393,7 +395,7 @@ class _Wait:
         self._pings = {member: waiting.get(member) or member.remote.call("_ping") for member in members}
 
     def _others(self) -> list[Handle]:
-        """Calls of the same cluster that are not waited for here."""
+        """Calls of the same cluster that this wait is not for."""
         first = self._handles[0]
         if self._alone or not first.of_user:
             return []
@@ -415,7 +417,7 @@ class _Wait:
             if failed.is_of(member.remote):
                 drop([h for h in (*self._handles, *others) if h.group.name == member.group])
                 raise member.death(failed, self._handles[0].group.calls.explain_death) from failed.__cause__
-        # not a worker's own exception: for example, a result that cannot be pickled
+        # not raised by the worker's method: for example, a result that cannot be pickled
         drop(self._handles)
         raise SchedulerError(f"{self._calls()}: {failed.text}") from failed.__cause__
 
@@ -424,7 +426,7 @@ class _Wait:
 
 
 def _original(failure: WorkerError) -> BaseException:
-    """What the worker raised, or, where that cannot be pickled, an exception with its text."""
+    """The exception that the worker raised, or a RuntimeError with its text if it cannot be pickled."""
     if failure.original is not None:
         return failure.original
     if failure.pickled is None:

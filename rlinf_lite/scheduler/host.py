@@ -1,5 +1,5 @@
-"""What hosts a process's workers, in either runtime: builds them, calls them, and makes WorkerErrors of what they
-raise. Also how the arguments of a call travel there."""
+"""The host of the workers in one process, for both runtimes: it constructs the workers, calls them, and turns their
+exceptions into WorkerErrors. Also the transport of call arguments to the host."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from rlinf_lite.scheduler.errors import WorkerError
 from rlinf_lite.scheduler.heartbeat import Activity
 
 SHARED_BYTES = 100_000
-"""Arguments of this size and above that several workers get are stored once; smaller ones travel inside the call."""
-Carried = tuple[list[Any], dict[str, Any]]  # arguments as a runtime carries them
+"""Arguments of at least this size that several workers get are stored once; smaller ones are sent inside the call."""
+Carried = tuple[list[Any], dict[str, Any]]  # arguments in the form that a runtime transports
 _KEPT_DURATIONS = 4096
 _KEPT_FAILURES = 64
 _MAX_CAUSES = 8
 DUMP_SIGNAL = signal.SIGUSR1
-"""Makes a worker's process write the stacks of its Python threads to its log."""
+"""Signal on which a worker's process writes the stacks of its Python threads to its log."""
 
 
 class Host:
-    """One Worker, or one of each group that was fused. Their methods run one after the other, in one thread.
+    """The workers of one process: one Worker, or one of each fused group. Their methods run one at a time, in one
+    thread.
 
-    Methods of its own start with an underscore, as no method does that a group calls.
+    The host's own methods begin with an underscore, so that they cannot clash with the workers' methods.
     """
 
     def __init__(self, name: str, rank: int) -> None:
@@ -41,16 +42,16 @@ class Host:
         self._durations: OrderedDict[str, float] = OrderedDict()
         self._failed: deque[str] = deque(maxlen=_KEPT_FAILURES)
 
-    def __repr__(self) -> str:  # Ray puts it in front of the worker's log lines
+    def __repr__(self) -> str:  # Ray writes it before each of the worker's log lines
         return f"{self._name}[{self._rank}]"
 
     def _construct(
         self, identities: Sequence[dict[str, Any]], epoch: int, definitions: Sequence[tuple[type[Any], Any, Any]]
     ) -> list[Address]:
-        """Construct the workers from (class, args, kwargs). Returns where to send messages for each."""
+        """Construct the workers from (class, args, kwargs). Returns the address of each worker's inbox."""
         name = self._name
         try:
-            from rlinf_lite.scheduler.mailbox import Mailbox  # and numpy, which reads variables that are set first
+            from rlinf_lite.scheduler.mailbox import Mailbox  # late: loads numpy, which reads environment variables
 
             fused: dict[str, Any] = {}
             for identity, (cls, args, kwargs) in zip(identities, definitions, strict=True):
@@ -72,11 +73,11 @@ class Host:
         return self._addresses()
 
     def _addresses(self) -> list[Address]:
-        """Where to send messages for each worker."""
+        """The address of each worker's inbox."""
         return [worker._connected().inbox.address for worker in self._workers]
 
     def _forget(self) -> None:
-        """Let go of the workers."""
+        """Drop the workers."""
         self._workers.clear()
 
     def _call(self, index: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_id: str) -> Any:
@@ -100,7 +101,7 @@ class Host:
         return self._workers[index]._mesh_places.get(mesh)
 
     def _ping(self) -> list[str]:
-        """The last calls that failed, by id. Answers once those before it are done; fails when the process is gone."""
+        """Ids of the last calls that failed. Runs after the calls before it; fails if the process is gone."""
         return list(self._failed)
 
     def _clear_abort(self, index: int, epoch: int, oldest_epochs: dict[str, int]) -> None:
@@ -113,7 +114,7 @@ class Host:
         text = "".join(traceback.format_exception(type(error), error, frames))
         summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
-        # types and lines of the exception and of those that it arose from
+        # types and lines of the exception and of the exceptions that caused it
         origin: list[str] = []
         current: BaseException | None = error
         while current is not None and len(origin) < _MAX_CAUSES:
@@ -135,7 +136,7 @@ class Host:
 
 
 def process_and_logs() -> tuple[int, list[str]]:
-    """Id of this process, and the files that its stdout and stderr go to."""
+    """The id of this process, and the files that its stdout and stderr go to."""
     paths = []
     for stream in ("/proc/self/fd/1", "/proc/self/fd/2"):
         with suppress(OSError):
@@ -144,8 +145,8 @@ def process_and_logs() -> tuple[int, list[str]]:
 
 
 def host_class(base: type[Host], name: str, methods: Sequence[Iterable[str]], call_id: Callable[[], str]) -> type[Host]:
-    """A Host with a method for each of every worker's: a call without arguments then has nothing to carry. `call_id`:
-    of the call under way."""
+    """A Host class with one method per worker method, so that the method's name need not be sent as an argument.
+    `call_id` returns the id of the running call."""
 
     def forwarder(index: int, method: str) -> Callable[..., Any]:
         def forward(self: Host, *args: Any, **kwargs: Any) -> Any:
@@ -159,13 +160,13 @@ def host_class(base: type[Host], name: str, methods: Sequence[Iterable[str]], ca
 
 
 def host_method(index: int, method: str) -> str:
-    """The name of the host's method that calls a method of worker `index`."""
+    """The name of the host's method that calls `method` of worker `index`."""
     return f"{method}_of_{index}" if index else method
 
 
 def carry(arguments: Arguments, stored: dict[int, Any], put: Callable[[Any], Any] | None) -> Carried:
-    """The arguments as a runtime carries them: references lie at the top, where it fetches what they refer to. `put`
-    stores large ones once; None: they have one reader only."""
+    """The arguments in the form that a runtime transports: references are moved to the top level, where the runtime
+    fetches their values. `put` stores a large argument once, for several readers; None: there is one reader."""
     refs: list[Any] = []
 
     def carried(value: Any) -> Any:
@@ -185,7 +186,7 @@ def carry(arguments: Arguments, stored: dict[int, Any], put: Callable[[Any], Any
 
 
 def payload_bytes(value: Any) -> int:
-    """Bytes of bulk data in nested containers of arrays, tensors and bytes; other things count as nothing."""
+    """Bytes of arrays, tensors, bytes and strings in nested containers; other objects count as 0."""
     if isinstance(value, dict):
         return sum(payload_bytes(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -197,7 +198,7 @@ def payload_bytes(value: Any) -> int:
 
 
 def _resolved(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """`carry` undone, in the worker; what the references stood for lies behind the other arguments."""
+    """Undo `carry`, in the worker; the values of the references come after the other arguments."""
     num_given = len(args) - sum(len(value.refs) for value in (*args, *kwargs.values()) if isinstance(value, Deferred))
     values = iter(args[num_given:])
 

@@ -1,12 +1,12 @@
-"""Workers as threads of this process: no Ray, messages in memory, and debuggers, tracebacks and breakpoints as usual.
+"""The local runtime: workers as threads of this process, messages in memory, no Ray. Debuggers and tracebacks work.
 
-One worker computes at a time. It has the turn while its method runs, and gives it away while it waits for a message, so
-that the random generators of torch, numpy and random, of which a process has one each, can be its own: their states
-change with the turn. So a run has the results that it has with Ray, to the bit.
+One worker computes at a time: it holds the turn while its method runs, and gives it away while it waits for a message.
+The process has one random generator each of torch, numpy and random; their states are switched with the turn, so every
+worker has its own. So a run gives the same results as with Ray, bit for bit.
 
-Limits of time count only while the driver waits and nobody has the turn: a breakpoint may take as long as it likes.
-Arguments, results and messages are copies, as between processes; arrays among arguments and results are read-only, as
-Ray's are.
+Time limits count only while the driver waits and no worker holds the turn, so a breakpoint may last any time.
+Arguments, results and messages are copies, as between processes; arrays in arguments and results are read-only, as
+with Ray.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ log = logging.getLogger(__name__)
 
 _NODE_ID = "local"
 _END_S = 10.0
-_FOREVER = 2**62  # the number of an abort that no other follows
+_LAST_EPOCH = 2**62  # the number of an abort that is never cleared
 
 
 class Generators:
-    """The states of the random generators that a process has one of each."""
+    """The states of the process-wide random generators (random, numpy, torch, CUDA)."""
 
     def __init__(self) -> None:
-        """As in a process that has just started."""
+        """The states of a process that has just started."""
         self._random, self._numpy = random.Random().getstate(), np.random.RandomState().get_state()
         self._torch: Any = None
         self._cuda: list[Any] = []
 
     def keep(self) -> None:
-        """Take the states that the process is in."""
+        """Store the process's current states."""
         self._random, self._numpy = random.getstate(), np.random.get_state()
         if (torch := sys.modules.get("torch")) is not None:
             self._torch = torch.get_rng_state()
             self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def bring_back(self) -> None:
-        """Put the process into these states."""
+        """Set the process's generators to these states."""
         random.setstate(self._random)
         np.random.set_state(self._numpy)
         if (torch := sys.modules.get("torch")) is not None:
@@ -75,25 +75,25 @@ class Generators:
 
 
 class Turns:
-    """Who computes: one thread of those that ask, in the order in which they ask."""
+    """The turn to compute. One thread holds it at a time; threads get it in the order in which they ask."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock = lock
         self._line: deque[tuple[Generators, threading.Condition]] = deque()
         self._holder: Generators | None = None
-        self._of_driver = self._last = Generators()  # whose states the generators are in
+        self._of_driver = self._last = Generators()  # `_last`: the owner of the states that are set now
         self._of_thread = threading.local()
         self._num_waits, self._idle_s, self._idle_since = 0, 0.0, 0.0
         self._is_idle = False
 
     def clock(self) -> float:
-        """Seconds in which the driver waited, and no worker computed."""
+        """Seconds during which the driver waited and no worker computed."""
         with self._lock:
             return self._idle_s + (time.monotonic() - self._idle_since if self._is_idle else 0.0)
 
     @contextmanager
     def taken(self, generators: Generators) -> Iterator[None]:
-        """Around what a worker computes, with these generators."""
+        """A context in which a worker holds the turn, with these generators."""
         self._take(generators)
         self._of_thread.generators = generators
         try:
@@ -104,7 +104,7 @@ class Turns:
 
     @contextmanager
     def given_away(self) -> Iterator[None]:
-        """Around a wait of a worker. In a thread that has not taken its turn this does nothing."""
+        """A context for a worker's wait, in which it gives the turn away. Does nothing in a thread without the turn."""
         generators: Generators | None = getattr(self._of_thread, "generators", None)
         if generators is None:
             yield
@@ -117,7 +117,7 @@ class Turns:
 
     @contextmanager
     def driver_waits(self) -> Iterator[None]:
-        """Around a wait of the driver, whose generators are its own again where nobody computes after it."""
+        """A context for a wait of the driver. Restores the driver's generators if no worker computes at its end."""
         with self._lock:
             self._num_waits += 1
             self._count()
@@ -155,7 +155,7 @@ class Turns:
             self._last = generators
 
     def _count(self) -> None:
-        """Stop or start the clock."""
+        """Start or stop the idle clock, according to the present state."""
         now, is_idle = time.monotonic(), self._holder is None and not self._line and self._num_waits > 0
         if self._is_idle:
             self._idle_s += now - self._idle_since
@@ -163,10 +163,10 @@ class Turns:
 
 
 class Ref:
-    """The result of a call, which comes later; or a value."""
+    """A reference to the result of a call, which arrives later, or to a stored value."""
 
     def __init__(self, came: threading.Condition, name: str = "") -> None:
-        """`came`: one for all, which is notified whenever a result is there."""
+        """`came`: a condition shared by all refs, notified whenever a result arrives."""
         self.name, self._came = name, came
         self._packed: tuple[bytes, list[bytes]] | None = None
         self.failed: CallFailed | None = None
@@ -186,12 +186,12 @@ class Ref:
             self._came.notify_all()
 
     def wait(self) -> None:
-        """Until it is there."""
+        """Wait until the result has arrived."""
         with self._came:
             self._came.wait_for(lambda: self.is_there)
 
     def value(self) -> Any:
-        """A copy of it, once it is there. Raises CallFailed."""
+        """A copy of the result, which must have arrived. Raises CallFailed."""
         if self.failed is not None:
             raise self.failed
         assert self._packed is not None
@@ -204,13 +204,13 @@ def _pack(obj: Any) -> tuple[bytes, list[bytes]]:
 
 
 def _unpack(packed: tuple[bytes, list[bytes]]) -> Any:
-    """Arrays are read-only, and tensors writable, as those that Ray carries."""
+    """Unpickle. Arrays are read-only and tensors are writable, as with Ray."""
     head, buffers = packed
     return pickle.loads(head, buffers=buffers)
 
 
 class MemoryInbox:
-    """A list of messages in this process."""
+    """An inbox in this process's memory."""
 
     def __init__(self, network: LocalNetwork, label: str) -> None:
         self.address = Address(_NODE_ID, f"{label}-{next(network.numbers)}")
@@ -245,15 +245,15 @@ class MemoryInbox:
 
 
 class LocalNetwork:
-    """The `Network` of workers that are threads of one process."""
+    """The `Network` for workers that are threads of one process."""
 
     def __init__(self, lock: threading.RLock, turns: Turns) -> None:
         self.lock, self.turns, self.numbers = lock, turns, itertools.count()
         self._known: dict[tuple[str, str], Any] = {}
         self._inboxes: dict[str, MemoryInbox] = {}
         self._kept: dict[str, Any] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None  # in a thread of its own, once something is kept
-        self._asked: dict[threading.Thread, Future[Any]] = {}  # the last of each thread
+        self._loop: asyncio.AbstractEventLoop | None = None  # runs in its own thread, started by the first `keep`
+        self._asked: dict[threading.Thread, Future[Any]] = {}  # the last call of each thread
 
     def publish(self, kind: str, name: str, value: Any) -> None:
         self._known[kind, name] = value
@@ -265,7 +265,7 @@ class LocalNetwork:
         return self._known.get((kind, name))
 
     def known_names(self, kind: str) -> list[str]:
-        return sorted(name for of, name in self._known if of == kind)
+        return sorted(name for known_kind, name in self._known if known_kind == kind)
 
     def inbox(self, label: str) -> MemoryInbox:
         inbox = MemoryInbox(self, label)
@@ -276,7 +276,7 @@ class LocalNetwork:
         head, buffers = encode(obj)
         for address in addresses:
             inbox = self._inboxes.get(address.socket)
-            if inbox is not None:  # what is sent to somebody who has ended is lost
+            if inbox is not None:  # messages to a worker that has ended are lost
                 inbox.put(header, Parcel(head, [bytes(buffer) for buffer in buffers], None, [None] * len(buffers)))
 
     def lives(self, address: Address) -> bool:
@@ -314,7 +314,7 @@ class LocalNetwork:
         return self.turns.given_away()
 
     def give_up(self, thread: threading.Thread) -> None:
-        """End a thread's wait for something that is kept."""
+        """Cancel a thread's call of a kept object."""
         if (future := self._asked.pop(thread, None)) is not None:
             future.cancel()
 
@@ -322,7 +322,7 @@ class LocalNetwork:
         return self.turns.clock()
 
     def close(self) -> None:
-        """End what is kept."""
+        """End the kept objects."""
         self._kept.clear()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -332,7 +332,7 @@ class LocalNetwork:
 
 
 class LocalRemote:
-    """A host in a thread of this process, which serves calls in the order in which they are made."""
+    """A host in a thread of this process, which runs calls in the order in which they are made."""
 
     def __init__(
         self, name: str, host: Host, results: threading.Condition, lock: threading.RLock, turns: Turns
@@ -346,7 +346,7 @@ class LocalRemote:
         self.thread.start()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Ref:
-        """What the arguments are at this moment is what the method gets."""
+        """Call a method of the host later, in its thread. The arguments are copied now."""
         refs = [*(x for x in args if isinstance(x, Ref)), *(x for x in kwargs.values() if isinstance(x, Ref))]
         places = tuple(_Place() if isinstance(x, Ref) else x for x in args)
         packed = _pack((places, {key: _Place() if isinstance(x, Ref) else x for key, x in kwargs.items()}))
@@ -361,7 +361,7 @@ class LocalRemote:
         return self.submit(work, refs)
 
     def submit(self, work: Callable[[], Any], refs: Sequence[Ref] = ()) -> Ref:
-        """Have the thread do some work, once what `refs` stand for is there."""
+        """Run `work` in the thread, once the values of `refs` have arrived."""
         ref = Ref(self._results, f"{self.name}-{next(self._numbers)}")
         with self._came:
             if self._is_stopped:
@@ -383,8 +383,7 @@ class LocalRemote:
         return ""
 
     def stop(self) -> None:
-        """End the thread once the method that runs has ended. Calls that wait for their turn fail, and so do later
-        ones."""
+        """End the thread after its running method. Calls that have not begun fail, and so do later ones."""
         with self._came:
             self._is_stopped = True
             for ref, _, _ in self._calls:
@@ -396,7 +395,7 @@ class LocalRemote:
 
     def _serve(self) -> None:
         if (torch := sys.modules.get("torch")) is not None:
-            torch.get_num_threads()  # what this thread has, the first look takes from the last thread that set its own
+            torch.get_num_threads()  # the first call in a thread copies the count of the thread that last set its own
             torch.set_num_threads(1)
         while True:
             with self._came:
@@ -416,7 +415,7 @@ class LocalRemote:
             with self._turns.taken(self._generators):
                 _of_thread.call = ref.name
                 found = _pack(work())
-        except CallFailed as failed:  # a result that this call was given
+        except CallFailed as failed:  # of an argument that is another call's result
             ref.fail(failed)
         except WorkerError as error:
             ref.fail(CallFailed(str(error), error))
@@ -427,14 +426,14 @@ class LocalRemote:
 
 
 class _Place:
-    """Stands for the value of a reference among packed arguments."""
+    """A placeholder for the value of a reference among packed arguments."""
 
 
-_of_thread = threading.local()  # `call`: the name of the call under way
+_of_thread = threading.local()  # `call`: the name of the running call
 
 
 class LocalRuntime:
-    """Hosts of workers as threads of this process, on virtual slots, or on its GPUs."""
+    """The `Runtime` whose hosts are threads of this process, on virtual slots or on its GPUs."""
 
     shape: ClusterShape
     nodes: list[Node]
@@ -464,7 +463,7 @@ class LocalRuntime:
         env_vars: Mapping[str, str],
         methods: Sequence[Iterable[str]],
     ) -> LocalRemote:
-        """`env_vars` are set in this process, until the runtime is closed."""
+        """As in `Runtime`; `env_vars` are set in this process until the runtime is closed."""
         self._set_variables(env_vars)
         host = host_class(Host, title, methods, lambda: str(_of_thread.call))
         return LocalRemote(f"{name}[{rank}]", host(name, rank), self._results, self._lock, self.turns)
@@ -504,18 +503,19 @@ class LocalRuntime:
         pass
 
     def end(self, remotes: Sequence[tuple[str, Node, Remote]]) -> None:
-        """Threads cannot be killed: receives are given up, and a method that goes on is left behind, with a warning."""
+        """End hosts. Threads cannot be killed: receives are aborted, and a method that still runs then stays, with a
+        warning."""
         hosts = [remote for _, _, remote in remotes if isinstance(remote, LocalRemote)]
         for remote in hosts:
             for address in remote.host._addresses():
-                self.network.send([address], Abort(_FOREVER, "the group is shut down"))
+                self.network.send([address], Abort(_LAST_EPOCH, "the group is shut down"))
             self.network.give_up(remote.thread)
             remote.stop()
         deadline = time.monotonic() + _END_S
         for remote in hosts:
             remote.thread.join(max(0.0, deadline - time.monotonic()))
             if remote.thread.is_alive():
-                log.warning("%s still runs a method, which is left behind: a thread cannot be ended", remote.name)
+                log.warning("%s still runs a method, which goes on: a thread cannot be killed", remote.name)
 
     def has_ended(self) -> bool:
         return False

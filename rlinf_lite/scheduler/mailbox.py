@@ -1,6 +1,6 @@
-"""A worker's mailbox: what it sends to other workers, and receives from them, kept apart by who sent it.
+"""A worker's mailbox: it sends messages to other workers, and keeps received messages apart by sender.
 
-Sending never waits, so two workers that send to each other cannot deadlock. What one worker sends to another arrives
+Sending never waits, so two workers that send to each other cannot deadlock. Messages of one worker to another arrive
 in order.
 """
 
@@ -21,7 +21,7 @@ _LAUNCH_GRACE_S = 2.0  # how long a send waits for a group that is being launche
 
 
 class Message(NamedTuple):
-    """The header of what one worker sends to another."""
+    """The header of a message from one worker to another."""
 
     group: str
     rank: int
@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Abort(NamedTuple):
-    """The header with which the driver ends receives."""
+    """The header of a message with which the driver ends receives."""
 
     epoch: int
     reason: str
@@ -57,8 +57,8 @@ class Mailbox:
         self.activity.made_progress()
 
     def recv(self, tags: Mapping[str, object], rank: int | None, timeout_s: float | None) -> tuple[str, int, Any]:
-        """The next message of one rank, or of any rank, of these groups, each with its tag, as (group, source rank,
-        object)."""
+        """The next message from `rank` (None: any rank) of one of the groups in `tags`, with the tag given there for
+        that group (`...`: any), as (group, source rank, object)."""
         clock = self._network.clock
         deadline = None if timeout_s is None else clock() + timeout_s
         source = " or ".join(f"any rank of {group}" if rank is None else f"{group}[{rank}]" for group in tags)
@@ -78,13 +78,13 @@ class Mailbox:
                 )
 
     def check_abort(self, doing: str) -> None:
-        """Raise AbortedError where the group has been aborted; `doing` is what is given up."""
+        """Raise AbortedError if the group was aborted; `doing` says in the message what is given up."""
         self._drain()
         if self._aborted is not None:
             raise AbortedError(f"{self.group}[{self.rank}] gave up {doing}: {self._aborted}")
 
     def clear_abort(self, epoch: int, oldest_epochs: dict[str, int]) -> None:
-        """Serve receives again, and drop what was sent by aborted groups before this."""
+        """Allow receives again, and drop messages that aborted groups sent before their abort."""
         self._drain()
         self._aborted, self.epoch, self._oldest_epochs = None, epoch, oldest_epochs
         self._peers.clear()
@@ -125,5 +125,5 @@ class Mailbox:
         return peers[rank]
 
     def _lives(self, peers: list[Address], rank: int) -> bool:
-        # the driver removes the inbox of a worker that it has seen die, or has shut down
+        # the driver removes the inbox of a worker that died or was shut down
         return not 0 <= rank < len(peers) or self._network.lives(peers[rank])

@@ -1,4 +1,4 @@
-"""The machines of a Ray cluster: waiting for them, ordering them, reserving their slots."""
+"""The nodes of a Ray cluster: waiting for them, ordering them, reserving their slots."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def driver_node_id() -> str:
 
 
 def detached_actor(cls: type[Any], name: str, **options: Any) -> Any:
-    """A class whose `remote(...)` starts an actor that outlives this process; on this node, or on another where this
-    one is gone. Ray's soft NodeAffinitySchedulingStrategy would start one without resources on any node."""
+    """A class whose `remote(...)` starts an actor that outlives this process, on this node, or on another if this node
+    is gone. Ray's soft NodeAffinitySchedulingStrategy would start an actor without resources on any node."""
     return ray.remote(cls).options(
         name=name,
         namespace=RAY_NAMESPACE,
@@ -36,9 +36,9 @@ def detached_actor(cls: type[Any], name: str, **options: Any) -> Any:
 
 
 def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
-    """Wait for nodes to join. Those with GPUs come first, among them the driver's, then by address.
+    """Wait until `num_nodes` nodes have joined. Order: nodes with GPUs first, then the driver's node, then by address.
 
-    Raises ClusterError.
+    Raises ClusterError after `limit_s`.
     """
     deadline = time.monotonic() + limit_s
     while len(alive := [node for node in ray.nodes() if node["Alive"]]) < num_nodes:
@@ -64,7 +64,7 @@ def find_nodes(num_nodes: int, limit_s: float) -> list[Node]:
 
 
 def find_shape(nodes: Sequence[Node], accelerator: str, num_gpus_per_node: int | None) -> ClusterShape:
-    """What a slot is, and how many there are. Raises ClusterError where a node has too few GPUs."""
+    """The kind and number of slots. Raises ClusterError if a node has too few GPUs."""
     fewest = min(nodes, key=lambda node: node.num_gpus)
     kind = accelerator if accelerator != "auto" else ("cuda" if fewest.num_gpus else "cpu")
     if kind == "cpu":
@@ -80,7 +80,8 @@ def find_shape(nodes: Sequence[Node], accelerator: str, num_gpus_per_node: int |
 
 
 def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> list[Any]:
-    """A placement group on each node, so that other jobs stay off our slots. Raises ClusterError."""
+    """Reserve our slots with a placement group on each node, so that other jobs do not use them. Raises
+    ClusterError."""
     groups = [
         placement_group([dict(bundle)], bundle_label_selector=[{"ray.io/node-id": node.node_id}]) for node in nodes
     ]
@@ -97,7 +98,7 @@ def reserve(nodes: Sequence[Node], bundle: dict[str, float], limit_s: float) -> 
 
 
 def find_devices(groups: Sequence[Any], num_gpus: int, limit_s: float) -> list[list[str]]:
-    """The physical GPUs behind each placement group."""
+    """The ids of the physical GPUs of each placement group."""
 
     def visible_gpus() -> list[str]:
         return sorted((str(gpu) for gpu in ray.get_gpu_ids()), key=lambda gpu: (len(gpu), gpu))
@@ -112,8 +113,8 @@ def find_devices(groups: Sequence[Any], num_gpus: int, limit_s: float) -> list[l
 
 
 def find_substitute(lost: Node, nodes: Sequence[Node], slots: int, kind: str, limit_s: float) -> Node:
-    """Another node in the place of one that is gone: one that has joined and does nothing yet, for which `limit_s` is
-    waited; else, for virtual slots, one of the others. Raises ClusterError."""
+    """A node that takes the place of a lost one: an unused node, for which it waits up to `limit_s`, else, for virtual
+    slots, the remaining node with the fewest ranks. Raises ClusterError."""
     deadline = time.monotonic() + limit_s
     while True:
         alive = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

@@ -1,4 +1,4 @@
-"""From `component_placement` lines to processes on slots. Pure: needs neither ray nor torch.
+"""Turns `component_placement` lines into processes on slots. Pure functions: needs neither ray nor torch.
 
     component_placement := { names : spec }+      names  := name ("," name)*
     spec      := scalar | {placement: scalar, node_group: label}
@@ -27,7 +27,7 @@ _NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "e
 
 
 class NodeGroup(Protocol):
-    """Some nodes under a label: an entry of `cluster.node_groups`."""
+    """A labelled set of nodes: an entry of `cluster.node_groups`."""
 
     @property
     def label(self) -> str: ...
@@ -38,7 +38,7 @@ class NodeGroup(Protocol):
 
 
 class ClusterSettings(Protocol):
-    """The `cluster` section of a config, as far as it is read here."""
+    """The keys of a config's `cluster` section that the scheduler reads."""
 
     @property
     def num_nodes(self) -> int: ...
@@ -67,7 +67,7 @@ class HasCluster(Protocol):
 
 @dataclass(frozen=True)
 class ProcessPlacement:
-    """One process of a component: its rank and the slots that it owns or shares."""
+    """One process of a component: its rank, and the slots that it owns or shares."""
 
     rank: int
     slots: tuple[int, ...]
@@ -75,7 +75,7 @@ class ProcessPlacement:
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """How many slots there are, and what to call them in messages."""
+    """The number of nodes and slots, and the kind of a slot (`cuda` or `cpu`)."""
 
     num_nodes: int
     slots_per_node: int
@@ -95,7 +95,7 @@ class ClusterShape:
 
 @dataclass(frozen=True)
 class ComponentPlacement:
-    """Where a component's processes run, in slots numbered over the whole cluster: what `launch` takes."""
+    """The processes of a component and their slots, numbered over the whole cluster; an argument of `launch`."""
 
     component: str
     spec: str
@@ -210,7 +210,7 @@ def _check_range(parts: Sequence[_Part], shape: ClusterShape, prefix: str, where
 
 
 def check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, prefix: str) -> None:
-    """Raises PlacementError for a process whose slots lie on several nodes."""
+    """Raise PlacementError for a process whose slots are on several nodes."""
     for process in processes:
         low, high = min(process.slots), max(process.slots)
         if shape.node_of(low) != shape.node_of(high):
@@ -221,7 +221,7 @@ def check_nodes(processes: Sequence[ProcessPlacement], shape: ClusterShape, pref
 
 
 def detect_num_gpus() -> int:
-    """GPUs that this process may use, from CUDA_VISIBLE_DEVICES and the driver's device files."""
+    """Number of GPUs that this process may use, from CUDA_VISIBLE_DEVICES and the driver's device files."""
     present = len(glob.glob("/dev/nvidia[0-9]*"))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
@@ -230,7 +230,8 @@ def detect_num_gpus() -> int:
 
 
 def detect_slots(accelerator: str, num_gpus_per_node: int | None) -> tuple[str, int]:
-    """The accelerator ("cuda" or "cpu") and the slots per node, judged by this machine. Raises PlacementError."""
+    """The accelerator ("cuda" or "cpu") and the slots per node, from the GPUs of this machine. Raises
+    PlacementError."""
     found = detect_num_gpus() if accelerator != "cpu" else 0
     kind = accelerator if accelerator != "auto" else ("cuda" if found else "cpu")
     if kind == "cuda" and num_gpus_per_node is None and not found:
@@ -243,7 +244,7 @@ def detect_slots(accelerator: str, num_gpus_per_node: int | None) -> tuple[str, 
 
 
 def parse_node_ranks(nodes: str | int, num_nodes: int, label: str) -> list[int]:
-    """Node ranks such as `0`, `2-3` or `0,2-3`. Raises PlacementError."""
+    """The node ranks in a text such as `0`, `2-3` or `0,2-3`. Raises PlacementError."""
     prefix = f"cluster.node_groups: {label} (nodes: {nodes})"
     parts = [_parse_part(part.strip(), num_nodes, prefix) for part in str(nodes).split(",")]
     if any(":" in part.text for part in parts):
@@ -260,7 +261,7 @@ def parse_node_ranks(nodes: str | int, num_nodes: int, label: str) -> list[int]:
 def resolve_placements(
     cluster: ClusterSettings, num_slots_per_node: int, accelerator: str
 ) -> dict[str, tuple[ProcessPlacement, ...]]:
-    """Every component's processes, in slots numbered over the whole cluster. Raises PlacementError."""
+    """The processes of every component, on slots numbered over the whole cluster. Raises PlacementError."""
     shape = ClusterShape(cluster.num_nodes, num_slots_per_node, accelerator)
     return {name: placed.processes for name, placed in _place_all(cluster, shape).items()}
 
@@ -289,7 +290,7 @@ def _place_all(cluster: ClusterSettings, shape: ClusterShape) -> dict[str, Compo
 def place_component(
     name: str, spec: Any, shape: ClusterShape, node_groups: Sequence[NodeGroup] = ()
 ) -> ComponentPlacement:
-    """The processes of one line of `component_placement`. Raises PlacementError."""
+    """The processes of one component, from its line in `component_placement`. Raises PlacementError."""
     nodes, where = list(range(shape.num_nodes)), "this cluster has"
     if not isinstance(spec, str | int):
         label, spec = spec.node_group, spec.placement
@@ -316,10 +317,10 @@ def place_component(
 
 
 class HybridComponentPlacement:
-    """Where every component of a config runs: collocated, disaggregated, or any mix.
+    """The placement of every component of a config: collocated, disaggregated, or a mix.
 
-    The slots are those of this process's Cluster. Before there is one (`--dry-run`), they are what
-    `cluster.num_gpus_per_node` says, else the GPUs of this machine. Raises PlacementError.
+    The slots are those of this process's Cluster. Without a Cluster (`--dry-run`), there are
+    `cluster.num_gpus_per_node` slots per node, else one per GPU of this machine. Raises PlacementError.
     """
 
     def __init__(self, cfg: HasCluster) -> None:
@@ -333,10 +334,10 @@ class HybridComponentPlacement:
         self._components = _place_all(cfg.cluster, self.shape)
         self._is_local = cfg.cluster.runtime == "local"
         self.fused = [name.strip() for name in (cfg.cluster.fuse or "").split(",")]
-        """Components whose workers share processes."""
+        """Names of the components whose workers share processes."""
 
     def get_strategy(self, name: str) -> ComponentPlacement:
-        """What `launch(placement_strategy=...)` takes. Raises PlacementError for a component without a line."""
+        """The placement of a component, for `launch`. Raises PlacementError for a component without a line."""
         if name not in self._components:
             known = ", ".join(self._components)
             raise PlacementError(
@@ -345,7 +346,7 @@ class HybridComponentPlacement:
         return self._components[name]
 
     def describe(self, names: Sequence[str] | None = None) -> str:
-        """A table of slots against components (None: all): the ranks that run on each."""
+        """A table with a row per slot and a column per component (`names`; None: all); the cells are ranks."""
         names = [name for name in self._components if names is None or name in names]
         rows = [["slot", "node", *names]]
         for slot in range(self.shape.num_slots):

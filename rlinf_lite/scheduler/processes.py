@@ -1,4 +1,4 @@
-"""The processes of a group, or of groups that are fused: starting them, starting some again, ending them."""
+"""The processes of a group, or of fused groups: starting, restarting and ending them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_lite.scheduler.placement import ComponentPlacement
 
 
 class Processes:
-    """One process for each rank of `groups`, which are fused where there are several."""
+    """One process per rank of `groups`; several groups are fused, that is, share these processes."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Processes:
         return "+".join(group.name for group in self.groups)
 
     def begin(self, ranks: Sequence[int] | None = None) -> None:
-        """Start those of some ranks, or all. Nobody may call them before `wait`."""
+        """Start the processes of some ranks (None: all). They must not be called before `wait`."""
         runtime = self._runtime
         nodes = [runtime.nodes[runtime.shape.node_of(process.slots[0])] for process in self.placed.processes]
         processes = [process for process in self.placed.processes if ranks is None or process.rank in ranks]
@@ -71,7 +71,7 @@ class Processes:
                 group.members[member.rank : member.rank + 1] = [member]
 
     def wait(self) -> None:
-        """Wait until the workers of processes that have begun are constructed."""
+        """Wait until the workers in the processes that `begin` started are constructed."""
         first = [members[0] for members in self._begun]
         handle = Handle(self.groups[0], "__init__", first, self._building, with_peers=False, of_user=False)
         for members, addresses in zip(self._begun, handle.wait(self._start_timeout_s), strict=True):
@@ -81,8 +81,7 @@ class Processes:
             network().publish("group", group.name, [member.address for member in group.members])
 
     def begin_again(self, ranks: Sequence[int]) -> None:
-        """End those of some ranks, dead or alive, and start new ones in their place; on another node where theirs is
-        lost."""
+        """End the processes of some ranks, dead or alive, and start new ones; on another node if theirs is lost."""
         self._end([member for member in self.groups[0].members if member.rank in ranks])
         for group in self.groups:
             group.mesh_places.clear()
@@ -92,7 +91,7 @@ class Processes:
         self.begin(ranks)
 
     def end(self) -> None:
-        """End all and wait until they are gone; nobody can call the groups any more."""
+        """End all processes and wait until they are gone. The groups cannot be called after that."""
         try:
             self._end(self.groups[0].members)
         finally:
@@ -110,19 +109,20 @@ class Processes:
 
 
 def free_port() -> int:
-    """A port that nothing on this node uses, and that for a minute only who asks for it by number is given.
+    """A free port of this node. For a minute the kernel gives it only to programs that ask for it by number.
 
-    It has had a connection: until the kernel forgets that (TIME_WAIT), it gives the port to nobody who wants any.
+    The port has had a connection: while that is in TIME_WAIT, the kernel does not assign it to programs that ask for
+    any free port.
     """
     with socket.create_server(("", 0)) as server:
         port = int(server.getsockname()[1])
         with socket.create_connection(("127.0.0.1", port), timeout=10):
-            server.accept()[0].close()  # who closes first keeps it
+            server.accept()[0].close()  # the side that closes first gets TIME_WAIT
     return port
 
 
 def tail_logs(paths: list[str], num_lines: int = 30, num_bytes: int = 16384) -> str:
-    """The last lines of a worker's stdout and stderr files, in that order; empty ones are left out."""
+    """The last lines of a worker's stdout and stderr files, in that order; empty files are left out."""
     tails = []
     for path in paths:
         with suppress(OSError), open(path, "rb") as file:
@@ -135,15 +135,14 @@ def tail_logs(paths: list[str], num_lines: int = 30, num_bytes: int = 16384) -> 
 
 
 def dump_stacks(pid: int) -> None:
-    """Have a worker's process write the stacks of its Python threads to its log, the main thread's last."""
+    """Make a worker's process write the stacks of its Python threads to its log, the main thread's last."""
     if is_ray_process(pid):
         with suppress(ProcessLookupError):
             os.kill(pid, DUMP_SIGNAL)
 
 
 def end_process(pid: int, grace_s: float) -> None:
-    """Wait until one of Ray's processes has ended; SIGKILL where that takes longer than `grace_s`, as when it is
-    stopped."""
+    """Wait until a process of Ray has ended; after `grace_s` send SIGKILL, for example to a process that is stopped."""
     deadline = time.monotonic() + grace_s
     while is_ray_process(pid):
         if time.monotonic() >= deadline:
@@ -154,7 +153,7 @@ def end_process(pid: int, grace_s: float) -> None:
 
 
 def is_ray_process(pid: int) -> bool:
-    """Whether it lives, and is not another's that got its id since."""
+    """Whether the process lives and is one of Ray's, not another one that got its id later."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read().startswith(b"ray::")

@@ -1,4 +1,4 @@
-"""The queues of a channel, in the process that keeps them."""
+"""The queues of a channel, in the process that holds them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from rlinf_lite.scheduler.errors import ChannelTimeoutError, SchedulerError
 
 
 class Queues:
-    """The queues of a channel by key, as [(item, weight)]. Who waits is served in the order of asking."""
+    """The queues of a channel, one per key, of (item, weight). Waiting calls are served in the order of their
+    arrival."""
 
     def __init__(self, name: str, maxsize: int) -> None:
         self._name, self._maxsize, self._is_closed = name, maxsize, False
         self._changed = asyncio.Condition()
         self._items: defaultdict[Any, deque[tuple[Any, int]]] = defaultdict(deque)
-        self._lines: defaultdict[Any, deque[object]] = defaultdict(deque)  # by (method, key): who waits
+        self._lines: defaultdict[Any, deque[object]] = defaultdict(deque)  # by (method, key): the waiting calls
 
     async def put(self, key: Any, item: Any, weight: int, timeout_s: float | None) -> None:
-        def let_in() -> bool:
+        def append() -> bool:
             if self._maxsize and len(self._items[key]) >= self._maxsize:
                 return False
             self._items[key].append((item, weight))
             return True
 
-        problem = f"full for {timeout_s or 0:g} s; nobody takes its items."
-        await self._in_line("put", key, let_in, timeout_s, problem)
+        problem = f"full for {timeout_s or 0:g} s; no one takes its items."
+        await self._in_line("put", key, append, timeout_s, problem)
 
     async def get(self, key: Any, target_weight: int | None, timeout_s: float | None) -> list[Any]:
         taken: list[tuple[Any, int]] = []
 
-        def take() -> bool:  # what there is, which makes room: a target above `maxsize` cannot deadlock
+        def take() -> bool:  # takes items at once, which makes room: a target above `maxsize` cannot deadlock
             while self._items[key]:
                 taken.append(self._items[key].popleft())
                 self._changed.notify_all()
@@ -64,8 +65,8 @@ class Queues:
         problem: str,
         undo: Callable[[], None] = lambda: None,
     ) -> None:
-        """Do `step` until it is done, after those of the same method and key that asked before; `undo` where it is
-        given up."""
+        """Wait in line behind earlier calls of this method and key, and repeat `step` until it returns True. Calls
+        `undo` if the wait ends without success."""
         line, me = self._lines[method, key], object()
         line.append(me)
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
@@ -76,7 +77,7 @@ class Queues:
                         await self._changed.wait()
                     if self._is_closed:
                         raise SchedulerError(f"the channel {self._name!r} was closed")
-            except BaseException as error:  # also one that asked and is gone
+            except BaseException as error:  # also cancellation, when the caller is gone
                 undo()
                 if isinstance(error, TimeoutError):
                     raise ChannelTimeoutError(f"channel {self._name!r}, key {key!r}: {problem}") from None

@@ -1,7 +1,7 @@
-"""A program that runs a Ray on this machine until its standard input ends (local_ray.py starts it).
+"""A program that runs Ray on this machine until its standard input closes (local_ray.py starts it).
 
 Its argument is JSON: keyword arguments of `ray.init`. Once Ray is up it prints one line of JSON: the ports of Ray's GCS
-and raylet. When standard input ends, whatever ended it, the whole process group is killed.
+and raylet. When standard input closes, for any reason, it kills its whole process group.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The Ray actor around a process's workers: what a process of its own has besides a `Host`."""
+"""RayHost: the Ray actor that hosts the workers of a process, with the process's variables, signals and heartbeat."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlinf_lite.threads import THREADS
 
 
 class RayHost(Host):
-    """What Ray runs. Workers' methods run in the process's main thread."""
+    """A Host as a Ray actor. Workers' methods run in the main thread of the process."""
 
     def _process(self) -> tuple[int, list[str], str]:
-        """Its id, its logs, and Ray's id of the actor."""
+        """The process id, the log files, and Ray's id of the actor."""
         return *process_and_logs(), ray.get_runtime_context().get_actor_id() or ""
 
     def _build(
@@ -34,16 +34,18 @@ class RayHost(Host):
         epoch: int,
         payload: bytes,
     ) -> list[Address]:
-        """Construct the workers. `context`: a pickled ProcessContext; `payload`: the driver's pickled
-        `registry.of_main`, [(class, args, kwargs)]. Unpickling imports numpy, which reads the variables."""
+        """Construct the workers. `context`: a pickled ProcessContext; `payload`: the pickled pair of the driver's
+        `registry.of_main()` and [(class, args, kwargs)]. Variables are set first: unpickling imports numpy, which reads
+        them."""
         os.environ.update(THREADS | env_vars)
         here: ProcessContext = cloudpickle.loads(context)
         set_context(here)
-        # SIGTERM is for the driver, which saves what the workers hold and ends them; SLURM sends it to all of a job. By
-        # a handler, and unblocked, which programs started from here do not inherit; forks get the default back
+        # SLURM sends SIGTERM to all processes of a job; only the driver should act on it: it saves the workers' state
+        # and ends them. Workers ignore it with a handler, which programs that they start do not inherit (an ignored or
+        # blocked signal would be); forks get the default back
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, DUMP_SIGNAL})
-        faulthandler.register(DUMP_SIGNAL, file=2)  # by no Python code: C that holds Python's lock does not stop it
+        faulthandler.register(DUMP_SIGNAL, file=2)  # runs no Python code, so it works while C code holds the GIL
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
         try:
             with imports_without_gc():
@@ -55,15 +57,15 @@ class RayHost(Host):
         monitor = here.monitor
         if monitor is not None:
 
-            def tell(beats: list[Beat]) -> None:  # a master that is being started again hears nothing meanwhile
-                with suppress(Exception):  # it is gone, and with it whoever watched
+            def report(beats: list[Beat]) -> None:  # beats are lost while the master restarts
+                with suppress(Exception):  # the master is gone
                     ray.get_actor(monitor, namespace=RAY_NAMESPACE).beat.remote(beats)
 
             activities = zip(self._groups, self._workers, strict=True)
-            Heartbeat([(group, self._rank, worker._activity) for group, worker in activities], tell)
+            Heartbeat([(group, self._rank, worker._activity) for group, worker in activities], report)
         return addresses
 
 
 def call_id() -> str:
-    """Of the call under way."""
+    """The id of the running call."""
     return ray.get_runtime_context().get_task_id() or ""

@@ -1,6 +1,7 @@
-"""Names and messages between Ray processes: Ray's internal table, ZeroMQ within a node, an agent on every other node.
+"""Names and messages between Ray processes: names in Ray's internal key-value store, messages by ZeroMQ within a node
+and through an agent actor on other nodes.
 
-Sending never waits: queues are unlimited. What one process sends to another arrives in order.
+Sending never waits: queues are unlimited. Messages from one process to another arrive in order.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from rlinf_lite.scheduler.segments import BULK_BYTES, Parcel, encode, store
 from rlinf_lite.scheduler.shared_memory import forget_all, forget_inbox
 
 _LIMIT_S = 30.0
-_VERDICT_S = 120.0  # Ray takes up to a minute to find that a node is gone
+_LOST_NODE_LIMIT_S = 120.0  # Ray takes up to a minute to find that a node is gone
 
 _counter = itertools.count()
 _sockets: dict[str, zmq.Socket[bytes]] = {}
 _lock = threading.Lock()
-_actors: dict[str, Any] = {}  # that this process has asked for, or keeps, by name
+_actors: dict[str, Any] = {}  # actors that this process has looked up or keeps, by name
 _deliveries: list[_Delivery] = []
 
 
 class _Delivery(NamedTuple):
-    """A message on its way to another node's agent."""
+    """A message that is being sent to another node's agent."""
 
     done: Any
     node_id: str
@@ -50,7 +51,7 @@ class _Delivery(NamedTuple):
 
 @dataclass(frozen=True)
 class RayNetwork:
-    """The `Network` of a cluster called `uid` whose processes are Ray's."""
+    """The `Network` of the cluster `uid`, whose processes are Ray's."""
 
     uid: str
 
@@ -72,14 +73,14 @@ class RayNetwork:
         return ZmqInbox(label)
 
     def send(self, addresses: Sequence[Address], header: Any, obj: Any = None) -> None:
-        """What goes to several inboxes of another node crosses the network once."""
+        """As in `Network`; a message to several inboxes of one other node crosses the network once."""
         head, buffers = encode(obj)
         by_node: dict[str, list[str]] = {}
         for address in addresses:
             by_node.setdefault(address.node_id, []).append(address.socket)
         _deliver(by_node.pop(get_context().node_id, []), header, head, buffers)
         if by_node:
-            self._send_abroad(by_node, header, head, buffers)
+            self._send_to_nodes(by_node, header, head, buffers)
 
     def lives(self, address: Address) -> bool:
         return address.node_id != get_context().node_id or os.path.exists(address.socket)
@@ -93,13 +94,13 @@ class RayNetwork:
         full_name = f"{self.uid}.{name}"
         try:
             kept: Any = ray.remote(kind).options(name=full_name, namespace=RAY_NAMESPACE, **place).remote(*args)
-        except ValueError:  # which is how Ray says that the name is taken
+        except ValueError:  # the name is taken
             return False
         _actors[full_name] = kept
         return True
 
     def is_kept(self, name: str) -> bool:
-        _actors.pop(f"{self.uid}.{name}", None)  # another one may have its name
+        _actors.pop(f"{self.uid}.{name}", None)  # another actor may have this name now
         try:
             _actor(f"{self.uid}.{name}")
         except ValueError:
@@ -142,17 +143,19 @@ class RayNetwork:
         return ray.get(self.start_on(node_id, function, *args), timeout=_LIMIT_S)
 
     def start_on(self, node_id: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Have another node's agent run a function; returns Ray's reference to the result. Calls run in order."""
+        """Run a function in another node's agent; returns Ray's reference to the result. Calls run in order."""
         return _actor(agent_name(self.uid, node_id)).call.remote(function, *args)
 
     def _key(self, kind: str, name: str) -> str:
         return f"rlinf_lite/{self.uid}/{kind}/{name}"
 
-    def _send_abroad(self, by_node: Mapping[str, list[str]], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
-        """To inboxes of other nodes, by the node."""
+    def _send_to_nodes(
+        self, by_node: Mapping[str, list[str]], header: Any, head: bytes, buffers: Sequence[Any]
+    ) -> None:
+        """Send a message to inboxes of other nodes; `by_node`: their paths by node."""
         arrays: Any = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         if len(by_node) > 1 and sum(array.nbytes for array in arrays) >= BULK_BYTES:
-            arrays = ray.put(arrays)  # once for all nodes; each call would put its own
+            arrays = ray.put(arrays)  # store once for all nodes; otherwise each call stores a copy
         with _lock:
             for node_id, paths in by_node.items():
                 done = self.start_on(node_id, _deliver, paths, header, head, arrays)
@@ -162,18 +165,20 @@ class RayNetwork:
             _deliveries[:] = [one for one in _deliveries if one.done not in ready]
         for delivery in ended:
             try:
-                ray.get(delivery.done)  # raises what an earlier delivery has raised
+                ray.get(delivery.done)  # raises the error of an earlier delivery
             except RayActorError as error:
                 if not any(node["NodeID"] == delivery.node_id and node["Alive"] for node in ray.nodes()):
-                    continue  # as on this node, what is sent to a dead process is lost; the driver sees a lost node
-                if time.monotonic() - delivery.began > _VERDICT_S or not isinstance(error, ActorUnavailableError):
+                    continue  # a message to a dead process is lost, as within a node; the driver handles the lost node
+                if time.monotonic() - delivery.began > _LOST_NODE_LIMIT_S or not isinstance(
+                    error, ActorUnavailableError
+                ):
                     raise
                 with _lock:
-                    _deliveries.append(delivery)  # Ray does not know yet which it is
+                    _deliveries.append(delivery)  # Ray does not know yet whether the node is lost
 
 
 class ZmqInbox:
-    """Where a process reads what others of its node send to it; one thread does."""
+    """An inbox as a ZeroMQ socket, for messages from processes of the same node. One thread reads it."""
 
     def __init__(self, label: str) -> None:
         context = get_context()
@@ -201,7 +206,7 @@ class ZmqInbox:
 
 
 def _actor(name: str) -> Any:
-    """A named Ray actor. Raises ValueError where there is none."""
+    """A named Ray actor. Raises ValueError if there is none."""
     if name not in _actors:
         _actors[name] = ray.get_actor(name, namespace=RAY_NAMESPACE)
     return _actors[name]
@@ -213,7 +218,7 @@ def _gone(name: str) -> SchedulerError:
 
 
 def leave() -> None:
-    """This process leaves its cluster: close its sockets, and let go of shared memory that it keeps."""
+    """Leave the cluster: close this process's sockets and release the shared memory that it keeps."""
     with _lock:
         for outgoing in _sockets.values():
             outgoing.close()
@@ -223,14 +228,14 @@ def leave() -> None:
 
 
 def _deliver(paths: Sequence[str], header: Any, head: bytes, buffers: Sequence[Any]) -> None:
-    """To inboxes of this node."""
+    """Send a message to inboxes of this node."""
     views = [memoryview(buffer) for buffer in buffers]
     for path in paths:
         _push(path, header, store(head, views, get_context().shm_dir, path))
 
 
 def _push(path: str, header: Any, parcel: Parcel) -> None:
-    """To one inbox of this node."""
+    """Send a message to one inbox of this node."""
     envelope = pickle.dumps((header, parcel.place, parcel.spans))
     with _lock:
         if path not in _sockets:
@@ -255,7 +260,7 @@ def _remove_inbox(path: str) -> None:
 
 
 class NodeAgent:
-    """A Ray actor on every node of several, which does there what processes elsewhere ask for."""
+    """A Ray actor on every node of a multi-node cluster that runs functions for processes of other nodes."""
 
     def __init__(self, uid: str, node_id: str) -> None:
         self._dirs = ScratchDirs(uid)

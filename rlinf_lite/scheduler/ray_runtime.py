@@ -1,4 +1,4 @@
-"""Workers as Ray actors: joining or starting Ray, taking slots on its nodes, starting, calling and ending processes."""
+"""The Ray runtime: joins or starts Ray, reserves slots on its nodes, and starts, calls and ends workers as actors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from rlinf_lite.registry import of_main
 from rlinf_lite.scheduler.context import RAY_NAMESPACE, ProcessContext, get_context, run_on, set_context
 from rlinf_lite.scheduler.errors import CallTimeoutError, ClusterError, WorkerError
 from rlinf_lite.scheduler.host import SHARED_BYTES, host_class
-from rlinf_lite.scheduler.local_ray import SLOT_RESOURCE, keeping_sigterm, knock, local_ray, local_ray_has_ended
+from rlinf_lite.scheduler.local_ray import (
+    SLOT_RESOURCE,
+    check_ray_answers,
+    keeping_sigterm,
+    local_ray,
+    local_ray_has_ended,
+)
 from rlinf_lite.scheduler.nodes import driver_node_id, find_devices, find_nodes, find_shape, find_substitute, reserve
 from rlinf_lite.scheduler.placement import ClusterShape, NodeGroup, detect_slots, parse_node_ranks
 from rlinf_lite.scheduler.processes import end_process, tail_logs
@@ -34,9 +40,9 @@ from rlinf_lite.scheduler.scratch import ScratchDirs
 log = logging.getLogger(__name__)
 
 LOST_NODE_S = 5.0
-"""How long a substitute for a lost node is waited for, before virtual slots move to the nodes that are left."""
+"""Longest wait for a new node in place of a lost one, before virtual slots move to the remaining nodes."""
 
-_TINY_SHARE = 0.001  # of a slot: enough for Ray to show who is on it, however many share it
+_TINY_SHARE = 0.001  # of a slot: enough for Ray to list the process there, small enough for many to share it
 _ASK_S = 5.0
 _END_S = 10.0
 _TERM_S = 1.0  # how long a process may take to end by itself before it is killed
@@ -44,7 +50,7 @@ _TERM_S = 1.0  # how long a process may take to end by itself before it is kille
 
 @dataclass(frozen=True)
 class RayRemote:
-    """A Ray actor, and a reference to what it says of its process."""
+    """The `Remote` of a Ray actor. `process`: a reference to the result of `RayHost._process`."""
 
     node_id: str
     actor: Any
@@ -64,10 +70,10 @@ class RayRemote:
 
     @property
     def actor_id(self) -> str | None:
-        """None: it is being started."""
+        """Ray's id of the actor; None while it starts."""
         try:
             return str(ray.get(self.process, timeout=_ASK_S)[2])
-        except ray.exceptions.RayActorError as error:  # it died before it could say
+        except ray.exceptions.RayActorError as error:  # it died before it answered
             return error.actor_id
         except ray.exceptions.GetTimeoutError:
             return None
@@ -88,7 +94,7 @@ class RayRemote:
 
 
 class RayCallFailed(CallFailed):
-    """`__cause__` is what Ray raised."""
+    """A CallFailed whose `__cause__` is Ray's exception."""
 
     def is_of(self, remote: Remote) -> bool:
         error = self.__cause__
@@ -98,7 +104,8 @@ class RayCallFailed(CallFailed):
 
 
 class RayRuntime:
-    """The Ray at RAY_ADDRESS (or the one this process is connected to), else one that is started on this machine."""
+    """The `Runtime` on Ray: the Ray at RAY_ADDRESS or the one this process is connected to, else a new one on this
+    machine."""
 
     shape: ClusterShape
     nodes: list[Node]
@@ -120,7 +127,7 @@ class RayRuntime:
             self._undo.callback(dirs.remove)
             self.network = RayNetwork(dirs.uid)
 
-            # variables that workers on a node have
+            # environment variables of the workers on each node
             self._env_vars: list[dict[str, str]] = [{} for _ in range(num_nodes)]
             for group in node_groups:
                 for rank in parse_node_ranks(group.nodes, num_nodes, group.label):
@@ -129,12 +136,12 @@ class RayRuntime:
             # connect to Ray, or start it
             is_own_ray = self._connect(dirs.temp, num_gpus_per_node, accelerator, log_to_driver)
 
-            # know the nodes and what a slot is
+            # find the nodes, and the kind and number of slots
             self.nodes = find_nodes(num_nodes, start_timeout_s)
             self.shape = find_shape(self.nodes, accelerator, num_gpus_per_node)
 
-            # take the slots, so that other jobs of the same Ray stay off them; another program's Ray does not know our
-            # resource, and virtual slots take nothing from it
+            # reserve the slots, so that other jobs of the same Ray do not use them; another program's Ray does not have
+            # our slot resource, so virtual slots reserve almost nothing there
             slots, on_gpus = self.shape.slots_per_node, self.shape.accelerator == "cuda"
             virtual = {SLOT_RESOURCE: float(slots)} if is_own_ray else {"CPU": _TINY_SHARE}
             self._bundle = {"GPU": float(slots)} if on_gpus else virtual
@@ -142,7 +149,7 @@ class RayRuntime:
             self._undo.callback(self._give_back_slots)
             self._devices = find_devices(self._reserved if on_gpus else (), slots, start_timeout_s)
 
-            # what every process on a node has to know
+            # the context of the processes on each node
             driver = driver_node_id()
             node_ids = {node.node_id for node in self.nodes} | {driver}
             if node_ids == {driver}:
@@ -167,7 +174,7 @@ class RayRuntime:
         env_vars: Mapping[str, str],
         methods: Sequence[Iterable[str]],
     ) -> RayRemote:
-        """The process sees its slots as its only devices."""
+        """As in `Runtime`; the process sees its slots as its only devices."""
         strategy = PlacementGroupSchedulingStrategy(self._reserved[node.rank], placement_group_bundle_index=0)
         options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy, "enable_task_events": False}
         if "GPU" in self._bundle:
@@ -212,26 +219,27 @@ class RayRuntime:
         return str(ref.task_id().hex())
 
     def drop(self, refs: Sequence[Any]) -> None:
-        def ask() -> None:  # which marks them as seen, so that Ray does not print their errors, and fetches nothing
+        def mark_seen() -> None:  # so that Ray does not print their errors; fetches no results
             with suppress(Exception):  # Ray may be ending
                 ray.wait(list(refs), num_returns=len(refs), fetch_local=False)
 
         if refs and ray.is_initialized():
-            threading.Thread(target=ask, daemon=True).start()
+            threading.Thread(target=mark_seen, daemon=True).start()
 
     def end(self, remotes: Sequence[tuple[str, Node, Remote]]) -> None:
-        """Wait until Ray has seen processes die; those that do not end by themselves get SIGKILL."""
+        """End hosts and wait until Ray has seen their processes die; a process that does not end in time gets
+        SIGKILL."""
         deadline = time.monotonic() + _END_S
-        if local_ray_has_ended():  # they end with it, unless something holds them up
+        if local_ray_has_ended():  # its processes end with it, unless they hang
             for _, _, remote in remotes:
-                with suppress(Exception):  # it died before it could say who it is
+                with suppress(Exception):  # it died before it reported its process id
                     end_process(remote.pid, 0.0)
             return
         for _, _, remote in remotes:
             assert isinstance(remote, RayRemote)
             ray.kill(remote.actor)
         for name, node, remote in remotes:
-            with suppress(Exception):  # its node may be gone, or it died before it could say who it is
+            with suppress(Exception):  # its node may be gone, or it died before it reported its process id
                 run_on(node.node_id, end_process, remote.pid, _TERM_S)
             while True:  # until Ray has seen it die
                 try:
@@ -275,12 +283,12 @@ class RayRuntime:
         self._undo.close()
 
     def _connect(self, temp_dir: str, num_gpus_per_node: int | None, accelerator: str, log_to_driver: bool) -> bool:
-        """Returns whether Ray is our own."""
+        """Connect to Ray, or start it. Returns whether this process started it."""
         given = os.environ.get("RAY_ADDRESS")
         if ray.is_initialized():
             return False
         if not (sys.stdout.isatty() and sys.stderr.isatty()):
-            os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # where what workers print is passed on
+            os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # no color codes before the workers' printed lines
         if not given and self._num_nodes == 1:
             kind, slots = detect_slots(accelerator, num_gpus_per_node)
             self._undo.enter_context(local_ray(temp_dir, slots, 0 if kind == "cpu" else None, log_to_driver))
@@ -291,7 +299,7 @@ class RayRuntime:
             raise ClusterError(f"{what}: the driver has to run on a node of that Ray. There, set RAY_ADDRESS=auto.")
         try:
             address = find_address(address)
-            knock(address)
+            check_ray_answers(address)
             with keeping_sigterm():
                 ray.init(address=address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
         except (ConnectionError, ValueError) as error:
@@ -323,8 +331,8 @@ class RayRuntime:
 
 
 def _can_be_sent(name: str, part: Any) -> bool:
-    """Whether something in `__main__` can be; a cell of long ago may have left what cannot, which a worker that asks
-    for it then says."""
+    """Whether an object of `__main__` can be pickled; logs a warning if not, since an old notebook cell may have left
+    one that no worker needs. A worker that does need it reports that it is missing."""
     try:
         cloudpickle.dumps(part)
     except Exception as error:  # anything that a user's object raises
@@ -339,6 +347,6 @@ def _end_agent(agent: Any) -> None:
 
 
 def _quietly(function: Callable[..., Any], *args: Any) -> None:
-    with suppress(Exception):  # nodes may be gone, with what is asked of them
+    with suppress(Exception):  # nodes may be gone
         if ray.is_initialized() and not local_ray_has_ended():
             function(*args)

@@ -1,7 +1,7 @@
-"""The seam between groups of workers and what runs them: `cluster.runtime` ray (processes) or local (threads).
+"""The interface between worker groups and the runtime: `cluster.runtime` is ray (processes) or local (threads).
 
-A runtime starts hosts of workers, calls them, and ends them; a `Network` (context.py) carries what workers send to each
-other. `tests/scheduler/test_runtimes.py` is the contract of both. Needs neither ray nor torch.
+A runtime starts hosts of workers, calls them, and ends them; a `Network` (context.py) carries messages between workers.
+`tests/scheduler/test_runtimes.py` tests the contract of both runtimes. Needs neither ray nor torch.
 """
 
 from __future__ import annotations
@@ -31,42 +31,41 @@ class Node:
 
 
 class Remote(Protocol):
-    """The host of one process's workers, as the driver reaches it."""
+    """The driver's handle on the host of one process's workers."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the host, after those before it; returns a reference to the result at once. References
-        among the arguments stand for what they refer to."""
+        """Call a method of the host, after earlier calls; returns a reference to the result at once. References among
+        the arguments are replaced by their values."""
 
     @property
     def pid(self) -> int: ...
     @property
     def log_paths(self) -> list[str]: ...
     def log_tail(self) -> str:
-        """The last lines that its process printed."""
+        """The last lines that the process printed."""
 
 
 class CallFailed(Exception):
-    """The result of a call does not come: its method `raised`, or, as `text` says, its process died, or it cannot be
-    sent."""
+    """A call has no result: its method raised (`raised`), its process died, or the result cannot be sent (`text`)."""
 
     def __init__(self, text: str, raised: WorkerError | None = None) -> None:
         super().__init__(text)
         self.text, self.raised = text, raised
 
     def is_of(self, remote: Remote) -> bool:
-        """Whether this host's process has died of it."""
+        """Whether the failure is the death of this host's process."""
         return False
 
 
 class Runtime(Protocol):
-    """What a `Cluster` runs its workers on."""
+    """Starts, calls and ends the hosts of a `Cluster`'s workers."""
 
     nodes: list[Node]
     shape: ClusterShape
 
     @property
     def network(self) -> Network:
-        """What workers find and reach each other by."""
+        """The network by which workers find each other and send messages."""
 
     def start(
         self,
@@ -78,43 +77,43 @@ class Runtime(Protocol):
         env_vars: Mapping[str, str],
         methods: Sequence[Iterable[str]],
     ) -> Remote:
-        """A host of workers that have these methods, on some slots of a node. `title`: of its process in `ps`."""
+        """Start a host for workers with these methods, on some slots of a node. `title`: of its process in `ps`."""
 
     def build(self, remote: Remote, identities: Sequence[dict[str, Any]], epoch: int, payload: Any) -> Any:
-        """Have its workers constructed from `pack`'s payload; returns a reference to the addresses of their inboxes."""
+        """Construct a host's workers from `pack`'s payload; returns a reference to the addresses of their inboxes."""
 
     def pack(self, definitions: Sequence[Definition]) -> Any:
-        """What `build` makes workers of."""
+        """The payload from which `build` constructs workers."""
 
     def get(self, refs: Sequence[Any], timeout_s: float | None) -> list[Any]:
-        """Results of calls, for which `timeout_s` real seconds are waited. Raises TimeoutError and CallFailed."""
+        """Results of calls; waits at most `timeout_s` seconds of real time. Raises TimeoutError and CallFailed."""
 
     def ready(self, refs: Sequence[Any]) -> list[Any]:
-        """Those of calls that have ended."""
+        """The references among `refs` whose calls have ended."""
 
     def put(self, value: Any) -> Any:
-        """A reference to a value, which several calls may be given."""
+        """A reference to a value, which can be an argument of several calls."""
 
     def call_id(self, ref: Any) -> str:
-        """The name under which a host knows a call."""
+        """The id by which the host knows a call."""
 
     def drop(self, refs: Sequence[Any]) -> None:
-        """Nobody asks for these results any more."""
+        """Declare that these results are no longer needed."""
 
     def end(self, remotes: Sequence[tuple[str, Node, Remote]]) -> None:
-        """End hosts, given their names, and wait until they are gone."""
+        """End hosts, each with the name of its worker for messages, and wait until they are gone."""
 
     def has_ended(self) -> bool:
-        """Whether nothing runs any more, so that whatever is asked is not answered."""
+        """Whether the runtime itself has died, so that calls get no answer."""
 
     def device(self, slots: Sequence[int]) -> str:
         """The torch device of a host on these slots."""
 
     def replace_lost_nodes(self) -> None:
-        """Give the place of nodes that are gone to others, for what is started from now on."""
+        """Replace nodes that are gone by others, for hosts that start from now on."""
 
     def watch(self, monitor: str) -> None:
-        """Have workers that are started from now on tell a Ray actor every other second what they do."""
+        """Make workers that start from now on send heartbeats to the Ray actor `monitor`."""
 
     def close(self) -> None:
-        """End everything that is left."""
+        """End everything that still runs."""

@@ -1,8 +1,8 @@
-"""The directories of one cluster on one node: sockets and Ray's files in the temp dir, bulk data in shared memory.
+"""The directories of a cluster on one node: sockets and Ray's files in the temp directory, large data in shared memory.
 
-Each holds a lock that its owner keeps until it ends, so that the next start can tell directories of dead owners from
-those of living ones, also across containers that share the directories. filelock's locks are
-exclusive, and looking needs a shared one: two processes that look at once must not take each other for owners.
+Each directory has a lock file that its owner keeps locked until it ends. So the next start can distinguish the
+directories of dead owners from those of living ones, also across containers that share the directories. Not filelock:
+its locks are exclusive, and the check needs a shared lock, so that two checking processes do not look like owners.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from contextlib import suppress
 
 SHM_ROOT = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 _PREFIX = "rlinf_lite-"
-_WITHOUT_LOCK_S = 60.0
-_MAX_ROOT_LENGTH = 14  # a Unix socket's path ends at 107 characters; we append 25, and Ray another 68
+_WITHOUT_LOCK_S = 60.0  # a directory without a lock file may be removed at this age
+_MAX_ROOT_LENGTH = 14  # a Unix socket's path has at most 107 characters; we append 25, and Ray another 68
 
 
 class ScratchDirs:
-    """`temp` and `shm` of a cluster called `uid` on this node; `remove()` deletes both."""
+    """The directories `temp` and `shm` of the cluster `uid` on this node; `remove()` deletes both."""
 
     def __init__(self, uid: str | None = None) -> None:
         roots = (temp_root(), SHM_ROOT)
@@ -44,13 +44,13 @@ class ScratchDirs:
 
 
 def temp_root() -> str:
-    """The temp dir, unless its path is too long for sockets."""
+    """The temp directory, or /tmp if its path is too long for sockets."""
     root = tempfile.gettempdir()
     return root if len(root) <= _MAX_ROOT_LENGTH else "/tmp"
 
 
 def living_temp_dirs() -> list[str]:
-    """`temp` of each cluster of this user that runs on this node."""
+    """The `temp` directory of each cluster of this user that runs on this node."""
     with os.scandir(temp_root()) as entries:
         paths = sorted(entry.path for entry in entries if entry.name.startswith(f"{_PREFIX}t"))
     living = []
@@ -64,7 +64,7 @@ def living_temp_dirs() -> list[str]:
 
 
 def _is_ours(path: str) -> bool:
-    """True for a path of this user: the directories of others could hold anything."""
+    """Whether the path belongs to this user: directories of other users are not trusted."""
     with suppress(FileNotFoundError):
         return os.lstat(path).st_uid == os.getuid()
     return False
@@ -78,7 +78,7 @@ def _create(path: str) -> int:
 
 
 def remove_stale(root: str) -> None:
-    """Delete what dead owners left: directories of this user whose lock no process holds."""
+    """Delete the directories of dead owners: those of this user whose lock no process holds."""
     with os.scandir(root) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for path in paths:

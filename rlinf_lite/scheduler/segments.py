@@ -1,9 +1,9 @@
-"""Objects between processes of one node: pickled, with their bulk in shared memory, which is written once and read in
-place.
+"""Encoding of objects that are sent between processes of one node: a pickle, with large buffers in shared memory, which
+are written once and read in place.
 
-Pickle protocol 5 with out-of-band buffers. Dense torch tensors travel as their bytes (so bfloat16 works); a CUDA tensor
-goes through host memory and arrives on the receiver's GPU, or on its CPU where it has none. Gradients do not travel.
-What is rebuilt lies in the buffers that were sent, and is writable where they are.
+Pickle protocol 5 with out-of-band buffers. Dense torch tensors are sent as their bytes (so bfloat16 works); a CUDA
+tensor goes through host memory and arrives on the receiver's GPU, or on its CPU if it has none. Gradients are not sent.
+Rebuilt arrays and tensors use the received buffers as their memory, and are writable if those are.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from rlinf_lite.scheduler.scratch import SHM_ROOT
 from rlinf_lite.scheduler.shared_memory import Mapped, Place
 
 Buffer = bytes | bytearray | memoryview
-BULK_BYTES = 64 * 1024  # buffers from this size on go through a segment, smaller ones inside the message
+BULK_BYTES = 64 * 1024  # buffers of at least this size go through shared memory, smaller ones inside the message
 
 _ALIGNMENT = 64
 
 
 @dataclass
 class Parcel:
-    """An encoded object: the pickle, its small buffers, and where the large ones lie."""
+    """An encoded object: the pickle, its small buffers, and the place of the large ones in shared memory."""
 
     head: bytes
     small: list[Any]
     place: Place | None
     spans: list[tuple[int, int] | None]
-    """For each buffer, start and stop in the shared memory; None: it is the next of `small`."""
+    """For each buffer its start and stop in the shared memory; None: it is the next one of `small`."""
     mapped: Mapped | None = None
-    """The shared memory, where it is kept and this process has it."""
+    """The shared memory, if the writer keeps it and this process has opened it."""
 
     def arrive(self) -> None:
-        """Open what the writer keeps for this process; where that fails, `open_buffers` raises the error."""
+        """Open shared memory that the writer keeps; if that fails, `open_buffers` raises the error later."""
         if self.place is not None and self.place.is_kept:
             with suppress(OSError):
                 self.mapped = shared_memory.map_kept(self.place)
 
 
 def store(head: bytes, buffers: Sequence[memoryview], directory: str, inbox: str) -> Parcel:
-    """A parcel of what `encode` gave."""
+    """Make a parcel of the result of `encode`: large buffers are written to shared memory. Raises
+    SharedMemoryFullError."""
     spans: list[tuple[int, int] | None] = []
     stop = 0
     for buffer in buffers:
@@ -80,7 +81,8 @@ def unpack(parcel: Parcel) -> Any:
 
 
 def open_buffers(parcel: Parcel) -> list[Buffer]:
-    """The buffers of a parcel, which is opened once; the shared memory is theirs until the last one is gone."""
+    """The buffers of a parcel, which can be opened once. The shared memory is freed after the last buffer. Raises
+    SchedulerError."""
     view, small = memoryview(b""), iter(parcel.small)
     if parcel.place is not None:
         try:
@@ -94,7 +96,7 @@ def open_buffers(parcel: Parcel) -> list[Buffer]:
 
 
 def discard(parcel: Parcel) -> None:
-    """Free the bulk of a parcel that nobody will open."""
+    """Free the shared memory of a parcel that will not be opened."""
     if parcel.mapped is not None:
         parcel.mapped.discard()
     elif parcel.place is not None:
@@ -103,7 +105,7 @@ def discard(parcel: Parcel) -> None:
 
 
 def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> SharedMemoryFullError:
-    """The error for shared memory that is full: `what` takes so much at `path`, which cannot be written whole."""
+    """The error for full shared memory: `what` needs `needed_bytes` at `path`."""
     directory = os.path.dirname(path)
     usage, needed, suggested = shutil.disk_usage(directory), needed_bytes / 2**20, 8
     while suggested * 2**30 < usage.total + 2 * needed_bytes:
@@ -117,7 +119,7 @@ def no_room(path: str, what: str, needed_bytes: int, instead: str = "") -> Share
 
 
 def encode(obj: Any) -> tuple[bytes, list[memoryview]]:
-    """A pickle, and the buffers that it refers to (views of the object's own memory)."""
+    """Pickle an object. Returns the pickle and the buffers that it refers to (views of the object's own memory)."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _pickler(cloudpickle())(stream, protocol=5, buffer_callback=buffers.append).dump(obj)
@@ -125,8 +127,8 @@ def encode(obj: Any) -> tuple[bytes, list[memoryview]]:
 
 
 def cloudpickle() -> Any:
-    """The module that pickles what `__main__` defines. Where Ray is loaded it is Ray's own copy: each copy makes its
-    own classes of those, and what Ray carries and what goes by messages must have the same ones."""
+    """The cloudpickle module, which can pickle classes of `__main__`. If Ray is loaded it is Ray's own copy: each copy
+    rebuilds its own version of such classes, and Ray's calls and our messages must have the same ones."""
     return importlib.import_module("ray.cloudpickle" if "ray" in sys.modules else "cloudpickle")
 
 
@@ -154,7 +156,7 @@ def _is_dense(tensor: Any, torch: Any) -> bool:
 
 
 class _WritableInterface:
-    """Says of an array that it is writable, so that pickle does not mark its copy on the other side read-only."""
+    """Declares an array writable, so that pickle does not mark its copy at the receiver read-only."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -163,7 +165,7 @@ class _WritableInterface:
 
 
 def writable(array: np.ndarray) -> np.ndarray:
-    """The same memory, said to be writable; whoever writes to it must know what they do."""
+    """The same memory as an array that is declared writable; writing to it changes a read-only array."""
     return array if array.flags.writeable else np.asarray(_WritableInterface(array)).view(array.dtype)
 
 

@@ -1,11 +1,12 @@
-"""Shared memory for what goes from process to process on a node, written again once nobody reads it any more.
+"""Shared memory for messages between processes of a node. A segment is used again once no process reads it.
 
-Memory that is new costs a page fault for every 4 KiB in both processes: several times a copy. So a process keeps the
-segments that it has written, each for the inbox that it was for, and the reader keeps them mapped.
+New memory costs a page fault for every 4 KiB in both processes, which takes several times as long as a copy. So a
+process keeps the segments that it has written, by inbox, and the reader keeps them mapped.
 
-A segment has a name only until the process that reads the inbox has opened it; from then on the kernel frees it with
-the last process that has it open, whoever is killed. Its first byte says whether its message has been opened. Who
-opens one holds a lock on the file until the last array in it is gone, or the process is; then it is written again.
+A segment has a file name only until the process that reads the inbox has opened it; from then on the kernel frees it
+when the last process that has it open ends, even if that is killed. Its first byte says whether its message has been
+opened. The reader holds a lock on the file until the last array in it is gone, or the reader ends; then the writer may
+use the segment again.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 KEPT_BYTES = 2**30
-"""Most that a process keeps to write it again; in all at most a 16th of the shared memory there is."""
-KEPT_SEGMENTS = 64  # each is an open file of two processes
+"""Most bytes that a process keeps for reuse; never more than 1/16 of the node's shared memory."""
+KEPT_SEGMENTS = 64  # most segments that a process keeps; each is an open file of two processes
 
 _HEADER_BYTES = mmap.PAGESIZE
 _UNREAD, _OPENED, _RETIRED = b"\0", b"\1", b"\2"  # the first byte
 
 _counter = itertools.count()
 _lock = threading.RLock()
-_written: dict[str, list[_Written]] = {}  # what this process keeps, by the inbox that it is for
-_mapped: dict[str, Mapped] = {}  # what other processes keep and this one has opened, by name
+_written: dict[str, list[_Written]] = {}  # segments that this process keeps, by inbox
+_mapped: dict[str, Mapped] = {}  # segments that other processes keep and this one has opened, by name
 
-Chunk = tuple[int, memoryview]  # an offset, and what is to lie there
+Chunk = tuple[int, memoryview]  # an offset, and the data to write there
 
 
 class Place(NamedTuple):
-    """Where a message's bulk lies, as its reader is told."""
+    """The place of a message's large buffers, sent to the reader."""
 
     name: str
     path: str
@@ -52,9 +53,10 @@ class Place(NamedTuple):
 
 
 def write(chunks: Sequence[Chunk], num_bytes: int, directory: str, inbox: str) -> Place:
-    """Put `chunks` into `num_bytes` of shared memory for who reads `inbox` (a path; "": for whoever maps it once).
+    """Write `chunks` into `num_bytes` of shared memory for the reader of `inbox` (a path; "": for one reader that maps
+    it once).
 
-    Raises OSError, of which ENOSPC says that the memory is full.
+    Raises OSError; ENOSPC means that the shared memory is full.
     """
     segment = _claim(num_bytes, directory, inbox)
     try:
@@ -75,7 +77,7 @@ def write(chunks: Sequence[Chunk], num_bytes: int, directory: str, inbox: str) -
 
 
 def map_kept(place: Place) -> Mapped:
-    """A segment that its writer keeps. The first call of a process opens it and removes its name."""
+    """Open a segment that its writer keeps. The first call in a process opens the file and removes its name."""
     with _lock:
         if place.name not in _mapped:
             forget_writers()
@@ -84,7 +86,7 @@ def map_kept(place: Place) -> Mapped:
 
 
 def map_once(place: Place) -> memoryview:
-    """One that is written once; removes its name. The memory lives as long as the view does."""
+    """Open a segment that is written once, and remove its name. The memory is freed with the view."""
     fd = os.open(place.path, os.O_RDWR)
     try:
         os.unlink(place.path)
@@ -95,21 +97,21 @@ def map_once(place: Place) -> memoryview:
 
 
 def forget_inbox(inbox: str) -> None:
-    """Nobody reads it any more: let go of what is kept for it."""
+    """Release the segments kept for an inbox that is no longer read."""
     with _lock:
         for segment in _written.pop(inbox, []):
             segment.retire()
 
 
 def forget_writers() -> None:
-    """Let go of segments that are never written again: of processes that have ended, and those given up."""
+    """Release opened segments that will not be written again: those retired, and those of processes that have ended."""
     with _lock:
         for name in [name for name, segment in _mapped.items() if segment.is_over()]:
             del _mapped[name]
 
 
 def forget_all() -> None:
-    """This process leaves its cluster."""
+    """Release all segments, when this process leaves its cluster."""
     with _lock:
         for inbox in list(_written):
             forget_inbox(inbox)
@@ -117,7 +119,7 @@ def forget_all() -> None:
 
 
 class Mapped:
-    """A segment in a process that reads it."""
+    """A segment, in the process that reads it."""
 
     def __init__(self, place: Place) -> None:
         self._place, self._fd = place, os.open(place.path, os.O_RDWR)
@@ -125,11 +127,11 @@ class Mapped:
         os.unlink(place.path)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # it could not be opened
+        with suppress(AttributeError):  # opening it failed
             os.close(self._fd)
 
     def open(self) -> memoryview:
-        """The message's bulk, which nobody writes as long as the view lives, or anything that is made of it."""
+        """The message's buffers. They are not overwritten while the view, or an array made from it, exists."""
         fcntl.flock(self._fd, fcntl.LOCK_SH)
         self.discard()
         view = np.frombuffer(self._memory, np.uint8, offset=_HEADER_BYTES)
@@ -137,7 +139,7 @@ class Mapped:
         return view.data
 
     def discard(self) -> None:
-        """Say that the message is open, or need not be opened."""
+        """Mark the message as opened, or as not needed."""
         if os.pread(self._fd, 1, 0) == _UNREAD:
             os.pwrite(self._fd, _OPENED, 0)
 
@@ -146,23 +148,23 @@ class Mapped:
         return state in (b"", _RETIRED) or (state == _OPENED and not os.path.exists(f"/proc/{self._place.writer}"))
 
     def _close(self, process: int) -> None:
-        if os.getpid() == process:  # a forked child has the same lock, and the parent may read on
+        if os.getpid() == process:  # a forked child shares the lock, and the parent may still read
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 class _Written:
-    """A segment in the process that writes it."""
+    """A segment, in the process that writes it."""
 
     def __init__(self, path: str, size: int, num_bytes: int, is_kept: bool) -> None:
         self.place = Place(os.path.basename(path), path, os.getpid(), is_kept)
         self.size = size
-        self.num_bytes = num_bytes  # of its largest message: what it takes, since memory is what has been written
+        self.num_bytes = num_bytes  # of its largest message: only bytes that were written take memory
         self._filled = 0
         self._memory: mmap.mmap | None = None
         self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         os.ftruncate(self._fd, _HEADER_BYTES + size)
 
-    def __del__(self) -> None:  # not before the last thread has written to it
+    def __del__(self) -> None:  # runs only after the last thread has written to it
         with suppress(AttributeError):
             os.close(self._fd)
 
@@ -186,7 +188,7 @@ class _Written:
         self._filled = num_bytes
 
     def is_free(self) -> bool:
-        """Whether its message has been opened, and nothing of it is left."""
+        """Whether its message has been opened and no array of it remains."""
         if os.pread(self._fd, 1, 0) != _OPENED:
             return False
         try:
@@ -197,8 +199,8 @@ class _Written:
         return True
 
     def retire(self) -> None:
-        """Write it no more; what nobody reads is freed at once, though readers have it mapped."""
-        with suppress(FileNotFoundError):  # its name is gone where it was opened
+        """Stop using the segment. Memory that is not being read is freed at once, even if the reader has it mapped."""
+        with suppress(FileNotFoundError):  # the name is gone if the segment was opened
             os.unlink(self.place.path)
         if self.is_free():
             os.ftruncate(self._fd, 0)
@@ -206,7 +208,7 @@ class _Written:
             os.pwrite(self._fd, _RETIRED, 0)
 
     def give_up(self) -> bool:
-        """Its message is not sent; whether it can take another one."""
+        """Cancel its message. Returns whether the segment can take another one."""
         if self.place.is_kept and self._filled:
             os.pwrite(self._fd, _OPENED, 0)
             return True
@@ -215,7 +217,7 @@ class _Written:
 
 
 def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:
-    """A segment that nobody reads, for one message; a new one where there is none of the size, kept where it may be."""
+    """A free segment for one message: a kept one of the size, else a new one, which is kept if there is room for it."""
     size = 1 << (num_bytes - 1).bit_length()
     with _lock:
         shelf = _written.setdefault(inbox, []) if inbox else []
@@ -226,7 +228,7 @@ def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:
         most_bytes = _most_kept(directory) - num_bytes
         is_kept = bool(inbox) and most_bytes >= 0 and _shrink(most_bytes, KEPT_SEGMENTS - 1)
         is_kept = is_kept and _is_half_free(directory, num_bytes)
-        # whose it is tells who removes it; no other segment has the name, ever
+        # the owner's process id shows who may remove it; the name is never used again
         name = f"{os.path.basename(inbox)}.{os.getpid()}-{next(_counter)}-{time.monotonic_ns():x}"
         segment = _Written(os.path.join(directory, name), size if is_kept else num_bytes, num_bytes, is_kept)
         if is_kept:
@@ -235,7 +237,7 @@ def _claim(num_bytes: int, directory: str, inbox: str) -> _Written:
 
 
 def _shrink(most_bytes: int, most_segments: int) -> bool:
-    """Retire free segments until no more than this is kept; whether enough were free."""
+    """Retire free segments until no more than this is kept. Returns whether enough segments were free."""
     kept = [(segment, shelf) for shelf in _written.values() for segment in shelf]
     num_bytes, num_segments = sum(segment.num_bytes for segment, _ in kept), len(kept)
     for segment, shelf in kept:
@@ -249,20 +251,20 @@ def _shrink(most_bytes: int, most_segments: int) -> bool:
 
 
 def _is_half_free(directory: str, num_bytes: int) -> bool:
-    """Whether what all processes keep leaves half of the shared memory to what comes and goes."""
+    """Whether at least half of the shared memory stays free after `num_bytes` more."""
     usage = shutil.disk_usage(directory)
     return usage.free - num_bytes >= usage.total // 2
 
 
 @functools.cache
 def _most_kept(directory: str) -> int:
-    if not os.path.isdir("/proc/self"):  # whether a writer lives is read there
+    if not os.path.isdir("/proc/self"):  # readers look there whether a writer lives
         return 0
     return min(KEPT_BYTES, shutil.disk_usage(directory).total // 16)
 
 
 def as_bytes(tensor: Any) -> Any:
-    """The memory of a contiguous tensor on the host, without a gradient, as an array. Its strides may be any where it
-    has one element or none, such as a column of a batch of one."""
+    """The memory of a contiguous tensor on the CPU, without a gradient, as an array of bytes. `as_strided`, because a
+    tensor of one element or none may have arbitrary strides, such as a column of a batch of one."""
     flat = tensor.as_strided((tensor.numel(),), (1,))
     return flat.view(sys.modules["torch"].uint8).numpy()

@@ -1,4 +1,4 @@
-"""The base class of everything that runs in its own process."""
+"""Worker: the base class of everything that runs in its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Span:
-    """What a process did from `start` to `end`, in seconds of `time.time()`."""
+    """An operation of a process from `start` to `end`, in seconds of `time.time()`."""
 
     name: str
     start: float
@@ -30,10 +30,10 @@ class Span:
 
 
 class Worker:
-    """A process of a group. `__init__` only defines; heavy work goes into a method such as `init`.
+    """A process of a group. `__init__` should only set attributes; heavy work goes into a method such as `init`.
 
-    Every public method of a subclass can be called through the group. Who a worker is, it knows before `__init__`
-    runs. Outside a cluster, it is rank 0 of 1.
+    Every public method of a subclass can be called through the group. The attributes below are set before `__init__`
+    runs. Outside a cluster, a worker is rank 0 of 1.
     """
 
     name: str = "local"
@@ -43,22 +43,22 @@ class Worker:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Rank among the group's workers on the same node."""
+    """The rank among the group's workers on the same node."""
     local_world_size: int = 1
     node_rank: int = 0
     device: str = "cpu"
-    """`cuda:0` (of the devices that this process sees) on a GPU slot, else `cpu`."""
+    """The torch device: `cuda:0` (of the devices that this process sees) on a GPU slot, else `cpu`."""
     master_addr: str = "127.0.0.1"
-    """Address of rank 0's node, for process groups."""
+    """The address of rank 0's node, for process groups."""
     master_port: int = 0
-    """A port that is free there, and kept so for a minute from the launch on."""
+    """A port that is free there, and reserved for a minute after the launch."""
 
     fused: Mapping[str, Worker] = MappingProxyType({})
-    """The workers of this process by role, itself included; several where groups were fused."""
+    """The workers of this process by role, itself included; several if groups were fused."""
 
     failover: ClassVar[Literal["worker", "group", "job"]] = "group"
-    """What starts again where one of these fails in a supervised job: that worker alone (it can do its part without
-    the others, given its last `init` call), the group (its ranks hold state together), or everything."""
+    """The part that restarts if a worker fails in a supervised job: `worker`, this worker alone (its last `init` call
+    restores it); `group`, the whole group (its ranks share state); `job`, everything."""
 
     _activity: Activity = Activity()
     _mailbox: Mailbox | None = None
@@ -80,17 +80,17 @@ class Worker:
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> WorkerGroup:
-        """A group of this class, not yet running; the arguments are those of `__init__`."""
+        """Create a group of this class, which is not running yet; the arguments are those of `__init__`."""
         from rlinf_lite.scheduler.group import WorkerGroup
 
         return WorkerGroup(cls, args, kwargs)
 
     def send(self, obj: Any, group: str, rank: int | Sequence[int], tag: object = None) -> None:
-        """Send any picklable object to a worker, or to several, of which those on one other node have it cross the
-        network once. Returns at once; never waits for the receiver. Raises PeerError.
+        """Send any picklable object to one or several workers. Returns at once; never waits for the receiver. An object
+        for several workers of another node crosses the network once. Raises PeerError.
 
-        Who receives names a tag too, and gets messages of an equal one only (`...`: of any), so that what belongs to
-        one step is not taken for what belongs to another.
+        The receiver gives a tag too, and gets only messages with an equal tag (`...`: with any), so that messages of
+        different steps are not mixed up.
         """
         self._connected().send(obj, group, rank if isinstance(rank, Sequence) else [rank], tag)
 
@@ -103,25 +103,25 @@ class Worker:
         return self._connected().recv({group: tag}, None, timeout_s)[1:]
 
     def recv_first(self, tags: Mapping[str, object], timeout_s: float | None = None) -> tuple[str, int, Any]:
-        """The next message of any worker of several groups, each with the tag that is wanted of it, as (group, source
-        rank, object). Where several groups have sent some, the first one named goes first."""
+        """The next message of any worker of several groups, as (group, source rank, object). `tags`: the wanted tag by
+        group. If several groups have sent messages, those of the group that `tags` names first come first."""
         return self._connected().recv(tags, None, timeout_s)
 
     def check_abort(self, doing: str) -> None:
-        """Raise AbortedError after `group.abort`; for long work that receives nothing."""
+        """Raise AbortedError if the group was aborted; for long work that receives no messages."""
         if self._mailbox is not None:
             self._mailbox.check_abort(doing)
 
     def report_progress(self) -> None:
-        """Say that a long method makes progress, to whoever looks for workers that hang. Code without a worker at hand
-        has `rlinf_lite.scheduler.report_progress`."""
+        """Report that a long method makes progress, so that the worker is not taken for hanging. Code without access to
+        a worker calls `rlinf_lite.scheduler.report_progress`."""
         self._activity.made_progress()
 
     def join_mesh(self, mesh: str, dp_rank: int, dp_size: int, collects: bool = True) -> None:
-        """Say where this worker stands in a device mesh, for its `nd_compute(mesh)` methods.
+        """Set this worker's position in a device mesh, for its `nd_compute(mesh)` methods.
 
-        Workers of one data-parallel rank (tensor-parallel ones) get the same shard; one of them `collects`, that is,
-        its outputs are those of the rank. With torch's DeviceMesh of ("dp", "tp"):
+        Workers of one data-parallel rank (tensor-parallel workers) get the same shard; one of them `collects`: its
+        outputs count as those of the rank. With torch's DeviceMesh of ("dp", "tp"):
         `join_mesh("actor", mesh.get_local_rank("dp"), mesh["dp"].size(), mesh.get_local_rank("tp") == 0)`.
         """
         if not 0 <= dp_rank < dp_size:
@@ -147,5 +147,5 @@ class Worker:
 
     def _connected(self) -> Mailbox:
         if self._mailbox is None:
-            raise PeerError(f"{type(self).__name__} was not launched in a group: there is nobody to talk to.")
+            raise PeerError(f"{type(self).__name__} was not launched in a group: it cannot send messages.")
         return self._mailbox

@@ -1,1 +1,2 @@
-"""A policy behind a socket, in the wire format of openpi's policy server; the extra `serve`."""
+"""The policy server: serves a policy over a socket, in the wire format of openpi's policy server. Needs the extra
+`serve`."""

@@ -1,4 +1,4 @@
-"""Where a server listens, and who may reach it. Imports nothing heavy: what is refused here is refused at once."""
+"""The address of a server, and the rule on who may reach it. Imports nothing heavy, so that mistakes show at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 
 
 class ServeError(ValueError):
-    """A server that cannot be started: its address, or who may use it."""
+    """A server cannot be started, because of its address, or because others could use it."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach it."""
+    """Whether a host is reached only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name
@@ -19,13 +19,13 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int, has_token: bool = False) -> socket.socket:
-    """The address, taken; nobody is listened to before `PolicyServer` has it. Port 0: any that is free.
+    """A socket bound to the address; it accepts no connection before `PolicyServer` uses it. Port 0: any free one.
 
     Raises:
-        ServeError: where it is taken, or is none, or others could reach it and need no token.
+        ServeError: the address is in use, wrong, or open to other machines without a token.
     """
     if not has_token and not is_loopback(host):
-        raise ServeError(f"--host {host}: other machines could use the policy. Give them a token: --token-file FILE")
+        raise ServeError(f"--host {host}: other machines could use the policy. Require a token: --token-file FILE")
     if not 0 <= port <= 65535:
         raise ServeError(f"--port {port}: ports are 0 to 65535")
     try:
@@ -38,5 +38,5 @@ def bind(host: str, port: int, has_token: bool = False) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ServeError(f"--host {host} --port {port}: {error.strerror}. Name another") from error
+        raise ServeError(f"--host {host} --port {port}: {error.strerror}. Name another address") from error
     return bound

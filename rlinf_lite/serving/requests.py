@@ -1,4 +1,4 @@
-"""Requests as openpi's clients write them, and our own observations, as what a policy reads."""
+"""Conversion of requests, in openpi's format or with our own observations, to what a policy reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ INSTRUCTION_KEYS = ("instruction", "prompt")
 
 
 class RequestError(ValueError):
-    """A request that the policy cannot act on: what is missing, or cannot be meant."""
+    """A request that the policy cannot act on: something is missing or wrong."""
 
 
 def camera_keys(cameras: Mapping[str, Any]) -> dict[str, list[str]]:
-    """By camera, the keys besides `images` that a request may give it under: `observation/<camera>`, and
-    `observation/wrist_image` for the first with `wrist` or `hand` in its name, else the second, `observation/image` for
-    the first of the others."""
+    """Keys, besides those in `images`, under which a request may give each camera's picture.
+
+    `observation/<camera>` for every camera. `observation/wrist_image` for the first with `wrist` or `hand` in its name,
+    or else for the second camera; `observation/image` for the first of the others.
+    """
     keys, names = {name: [f"{PREFIX}{name}"] for name in cameras}, list(cameras)
     wrist = next((name for name in names if "wrist" in name or "hand" in name), names[1] if len(names) > 1 else None)
     third_person = next((name for name in names if name != wrist), None)
@@ -32,17 +34,17 @@ def camera_keys(cameras: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
-    """What `Policy.act` takes. Entries that the policy does not read are left out, unless it does not say what it reads
-    (None): then all that has a place is passed on. Pictures [..., 3, H, W] are turned, as openpi does.
+    """The observation for `Policy.act`. Entries that the policy does not read are left out; if it does not say what it
+    reads (None), all known entries are passed on. Pictures [..., 3, H, W] become [..., H, W, 3], as in openpi.
 
     Raises:
-        RequestError: naming what is missing.
+        RequestError: an entry is missing or wrong; the message names it.
     """
     if not isinstance(request, Mapping) or not all(isinstance(key, str) for key in request):
-        raise RequestError("a request is a map of texts: observation/image, observation/state, prompt, ...")
+        raise RequestError("a request is a map with texts as keys: observation/image, observation/state, prompt, ...")
     pictures = request.get("images", {})
     if not isinstance(pictures, Mapping):
-        raise RequestError("images is no map. Give {camera: uint8 [H, W, 3]}")
+        raise RequestError("images is not a map. Give {camera: uint8 [H, W, 3]}")
     names = [*(f"images/{name}" for name in pictures), *(key for key in request if key != "images")]
     has = f"the request has {', '.join(names) or 'nothing'}"
     obs = dict[str, Any]()
@@ -59,7 +61,7 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
                 images[camera] = request[given[0]]
             elif reads.needs_all_cameras:
                 raise RequestError(
-                    f"the policy looks through {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
+                    f"the policy needs camera {camera!r}: give images/{camera} or {' or '.join(keys)}; {has}"
                 )
         if len(images) < len(known):
             meant = {key for camera, keys in known.items() for key in (f"images/{camera}", *keys)}
@@ -67,16 +69,16 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
             stray = sorted({*shown, *(f"images/{name}" for name in pictures)} - meant)
             if stray or not images:
                 what = f"no camera is called {', '.join(stray)}; " if images else ""
-                raise RequestError(f"{what}the policy looks through {', '.join(known)}; {has}")
+                raise RequestError(f"{what}the policy's cameras are {', '.join(known)}; {has}")
     if images:
-        obs["images"] = {camera: _upright(np.asarray(image)) for camera, image in images.items()}
+        obs["images"] = {camera: _channels_last(np.asarray(image)) for camera, image in images.items()}
 
     state = next((request[key] for key in STATE_KEYS if key in request), None)
     if reads is not None and reads.state_dim:
         if state is None:
             raise RequestError(f"the policy reads a state: give {' or '.join(STATE_KEYS)}; {has}")
         if np.shape(state)[-1:] != (reads.state_dim,):
-            raise RequestError(f"state is {list(np.shape(state))}; the policy reads {reads.state_dim} numbers")
+            raise RequestError(f"state has shape {list(np.shape(state))}; the policy reads {reads.state_dim} numbers")
     if state is not None and (reads is None or reads.state_dim):
         obs["state"] = state
 
@@ -88,7 +90,7 @@ def observation(request: Any, reads: PolicyInputs | None) -> dict[str, Any]:
     return obs
 
 
-def _upright(image: np.ndarray) -> np.ndarray:
-    """[..., H, W, 3] of [..., 3, H, W]."""
-    is_first = image.ndim in (3, 4) and image.shape[-3] == 3 and image.shape[-1] != 3
-    return np.moveaxis(image, -3, -1) if is_first else image
+def _channels_last(image: np.ndarray) -> np.ndarray:
+    """The picture with its channels last: [..., 3, H, W] becomes [..., H, W, 3]."""
+    is_channel_first = image.ndim in (3, 4) and image.shape[-3] == 3 and image.shape[-1] != 3
+    return np.moveaxis(image, -3, -1) if is_channel_first else image

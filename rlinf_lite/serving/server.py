@@ -1,12 +1,13 @@
-"""A policy behind a WebSocket, as openpi's clients expect it.
+"""A WebSocket server for a policy, in the protocol of openpi's clients.
 
-One frame of metadata on connecting; then a request and its answer, `actions` [C, D] (or [B, C, D]) and `server_timing`
-(`infer_ms`, `wait_ms` for other clients before that, and from the second answer on `prev_total_ms`). What goes wrong is
-a text frame with the traceback, and the connection is closed with 1011. GET /healthz answers 200.
+A client that connects gets one frame of metadata. Each request is answered with `actions` [C, D] (or [B, C, D]) and
+`server_timing`: `infer_ms`, `wait_ms` (the wait for other clients before that) and, from the second answer on,
+`prev_total_ms`. After an error the server sends a text frame with the traceback and closes the connection with 1011.
+GET /healthz answers 200.
 
-Clients have a thread each, and the policy computes one request at a time. Noise of a client's n-th request (from 0) is
-that of `noise_keys(seed, client * 2**32 + row, n)`, where the request brings no `noise_key` of its own: it depends on
-no other client. `client` and `seed` are in the metadata; clients are numbered as they come.
+Each client has a thread; the policy computes one request at a time. The noise of a client's n-th request (from 0) comes
+from `noise_keys(seed, client * 2**32 + row, n)`, unless the request has a `noise_key`. So it does not depend on other
+clients. `client` and `seed` are in the metadata; clients are numbered in the order in which they connect.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from rlinf_lite.serving.wire import pack, unpack
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 256 * 2**20
-MAX_ROWS = 4096  # each is scaled to the policy's size, however few bytes it has here
-_FAILED = "Internal server error. Traceback included in previous frame."  # as openpi says it
+MAX_ROWS = 4096  # each is scaled to the policy's size, so that few bytes may need much memory
+_FAILED = "Internal server error. Traceback included in previous frame."  # the words of openpi
 
 
 class PolicyServer:
-    """`with PolicyServer(policy, bind(host, port)) as server: server.serve_forever()`, or `server.start()`.
+    """A server of one policy.
 
-    `token`: what clients have to send as `Authorization: Api-Key <token>` (openpi-client: `api_key`).
+    `with PolicyServer(policy, bind(host, port)) as server: server.serve_forever()`, or `server.start()`. If there is a
+    `token`, clients have to send it as `Authorization: Api-Key <token>` (openpi-client: `api_key`).
     """
 
     def __init__(
@@ -78,22 +80,22 @@ class PolicyServer:
             process_request=self._admit,
             logger=log,
         )
-        self._has_begun = False
+        self._has_started = False
 
     def serve_forever(self) -> None:
-        """Until `close`, or an exception such as KeyboardInterrupt."""
-        self._has_begun = True
+        """Serve until `close`, or until an exception such as KeyboardInterrupt."""
+        self._has_started = True
         self._server.serve_forever()
 
     def start(self) -> Self:
         """Serve in a thread, until `close`."""
-        self._has_begun = True
+        self._has_started = True
         threading.Thread(target=self.serve_forever, name="policy server", daemon=True).start()
         return self
 
     def close(self) -> None:
-        """No more clients; those that are there are told (1001), and what is being computed ends."""
-        if self._has_begun:
+        """Accept no more clients, finish the requests in progress, and disconnect all clients (code 1001)."""
+        if self._has_started:
             self._server.shutdown()
         else:
             self._server.socket.close()
@@ -105,11 +107,11 @@ class PolicyServer:
         self.close()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """None: the connection opens."""
+        """The refusal of a connection, or the answer to a health check; None: the connection is accepted."""
         if request.path == "/healthz":
             return connection.respond(http.HTTPStatus.OK, "OK\n")
         origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
-        if origin is not None:  # a page in a browser; its site may have a name that now leads here
+        if origin is not None:  # a page in a browser; its site's name may have been redirected to this machine
             is_here = self._token is not None or is_loopback(urlsplit(f"//{host}").hostname or "")
             if urlsplit(origin).netloc != host or not is_here:
                 return connection.respond(http.HTTPStatus.FORBIDDEN, "pages of other sites may not use this policy\n")
@@ -142,7 +144,7 @@ class PolicyServer:
 
     def _answer(self, message: str | bytes, client: int, number: int) -> dict[str, Any]:
         if isinstance(message, str):
-            raise RequestError("a request is a binary frame of msgpack, and this is a text")
+            raise RequestError("a request is a binary frame of msgpack, and this is a text frame")
         request = unpack(message)
         obs = observation(request, self._reads)
         rows = num_rows(as_batch(obs)[0])

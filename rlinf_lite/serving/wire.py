@@ -1,4 +1,4 @@
-"""What openpi's client and server send each other: msgpack, numpy arrays and scalars as maps of bytes keys.
+"""Wire format between openpi's client and server: msgpack, with numpy arrays and scalars as maps with bytes as keys.
 
 An array is `{b"__ndarray__": True, b"data": bytes, b"dtype": dtype.str, b"shape": [...]}`, a scalar
 `{b"__npgeneric__": True, b"data": number, b"dtype": dtype.str}` (openpi_client/msgpack_numpy.py).
@@ -14,17 +14,17 @@ import numpy as np
 
 
 class WireError(ValueError):
-    """A message that is no msgpack, or whose arrays are not whole."""
+    """A message that is not msgpack, or has incomplete arrays."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Raises ValueError for arrays of objects, structures or complex numbers."""
+    """A message as bytes. Raises ValueError for arrays of objects, structures or complex numbers."""
     packed: bytes = msgpack.packb(message, default=_packed)
     return packed
 
 
 def unpack(message: bytes) -> Any:
-    """What `pack` got; arrays are the caller's own, to write to. Raises WireError."""
+    """The message that `pack` got. Its arrays are copies that the caller may write to. Raises WireError."""
     try:
         return msgpack.unpackb(message, object_hook=_unpacked)
     except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
@@ -52,5 +52,5 @@ def _unpacked(value: dict[Any, Any]) -> Any:
 
 def _check(dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.kind in "VOc":
-        raise ValueError(f"arrays of {dtype} are not sent")
+        raise ValueError(f"arrays of {dtype} cannot be sent")
     return dtype

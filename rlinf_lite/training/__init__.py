@@ -1,4 +1,4 @@
-"""What optimizes a model. `learner.py` has the whole of a training step; names are loaded when first used."""
+"""Training of models; `learner.py` has the training step. Names are loaded when first used."""
 
 from lazy_loader import attach_stub
 

@@ -1,7 +1,7 @@
-"""Weights as they were when rollout workers got them, for the gap between acting and training in asynchronous runs.
+"""Earlier weights, to measure the gap between acting and training in asynchronous runs.
 
-What older weights did differs from what the present ones would do by more than rounding, so it is scored by those that
-did it: kept when they are published, put into the model for one pass when what they did arrives.
+Actions of older weights must be scored by the same weights, as other weights differ by more than rounding. So weights
+are kept when they are published, and put into the model for one pass when their actions arrive.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from rlinf_lite.weights.sync import synced_tensors
 
 
 class EarlierWeights:
-    """What this rank has of the parameters that train and of persistent buffers, of one version, in host memory. All
-    ranks call every method together. With `max_staleness` 0 nothing is ever kept."""
+    """One earlier version of the trainable parameters and persistent buffers, as far as this rank has them, in host
+    memory. All ranks must call every method together. With `max_staleness` 0 nothing is kept."""
 
     def __init__(self, learner: Learner, max_staleness: int) -> None:
         self._learner, self._max_staleness = learner, max_staleness
         self.version: int | None = None
-        """Version of the weights that are kept; None: nothing is."""
+        """Version of the kept weights; None: none are kept."""
         self._tensors: list[Tensor] = []
 
     def published(self, version: int) -> None:
-        """Rollout workers have the present weights, `version`: keep these, unless what others did may still come."""
+        """Keep the present weights, which rollout workers got as `version`, unless actions of those that are already
+        kept may still arrive."""
         is_waiting = self.version is not None and version - self.version <= self._max_staleness
         if self._max_staleness and not is_waiting:
             self.version, self._tensors = version, [x.to(HOST, copy=True) for x in self._present()]
@@ -39,8 +40,8 @@ class EarlierWeights:
         self.version, self._tensors = None, []
 
     def arrived(self, versions: Tensor, now: int) -> bool:
-        """Whether any rank has something that the kept weights did; `versions`: which did what this rank has. Not where
-        some is of version `now`, which measures the gap itself: then what is kept is forgotten."""
+        """Whether any rank has actions of the kept weights. `versions`: those of this rank's actions. False if any rank
+        has actions of version `now`, with which the gap is measured directly; then the kept weights are dropped."""
         if self.version is None:
             return False
         counts = torch.tensor([int((versions == version).sum()) for version in (now, self.version)])
@@ -51,8 +52,8 @@ class EarlierWeights:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """The model has them inside. After it, it has what it had, bit for bit, random numbers go on as if nothing had
-        been computed, and nothing is kept."""
+        """A context in which the model has the kept weights. Afterwards it has its own again, bit for bit; the state of
+        random numbers is restored too, and the kept weights are dropped."""
         on_gpu = self._learner.worker.device.startswith("cuda")
         with torch.random.fork_rng([torch.cuda.current_device()] if on_gpu else []):
             self._swap()
@@ -73,6 +74,6 @@ class EarlierWeights:
     def _present(self) -> list[Tensor]:
         model = self._learner.model
         if isinstance(model, FSDPModule):
-            model.reshard()  # what a pass without gradients has gathered of the root would stay
+            model.reshard()  # a pass without gradients leaves the root's parameters gathered
         tensors = (tensor.detach() for _, tensor in synced_tensors(model, trainable_only=True))
         return [x.to_local() if isinstance(x, DTensor) else x for x in tensors]

@@ -1,13 +1,13 @@
-"""The training engine of every model: embodied policies by reinforcement or imitation, language models, critics.
+"""The training engine of all models: embodied policies by reinforcement or imitation, language models, critics.
 
-A step of any role:
+A step of every role:
 
     learner.set_learning_rate(step)
     learner.update(micro_batches, loss_fn, ...)  # forward and backward passes, one optimizer step; any number of times
     learner.result(sums)                         # metrics over all ranks
 
-Each role cuts its batch into micro-batches and gives their loss: `workers/actor.py` (samples of trajectories, chunks of
-demonstrations) and `workers/reasoning/` (rows of tokens, cut in its `base.py`).
+Each role divides its batch into micro-batches and defines their loss: `workers/actor.py` (samples of trajectories,
+chunks of demonstrations) and `workers/reasoning/` (rows of tokens, divided in its `base.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _SHARDS = "shards"
 B = TypeVar("B")  # a micro-batch
 R = TypeVar("R")
 LossFn = Callable[[Any, B, MetricSums], Tensor]
-"""The loss of some samples under a model: their part of the loss over the micro-batches of all ranks, times `dp_size`,
-because gradients are averaged over that many. Adds its metrics to the sums."""
+"""A function of model, micro-batch and sums: the micro-batch's part of the loss over all ranks' micro-batches, times
+`dp_size`, as gradients are averaged over that many ranks. It adds metrics to the sums."""
 
 
 class NonFiniteUpdateError(RuntimeError):
@@ -58,14 +58,13 @@ class NonFiniteUpdateError(RuntimeError):
 
 
 class Learner:
-    """A model over the ranks of `worker`'s group, laid out by `actor.strategy`. All ranks call every method together.
+    """Trains a model on the ranks of `worker`'s group, by `actor.strategy`. All ranks must call every method together.
 
-    Ranks with the same `dp_rank`, of `dp_size`, train the same rows; others have rows of their own.
+    Ranks with the same `dp_rank` (of `dp_size`) train the same rows; others have their own. Training uses `num_threads`
+    threads of torch. `optimizer` exists after `start_training`.
 
-    `num_parameters` and `num_threads` are known from the beginning, `optimizer` from `start_training` on. Training uses
-    `num_threads` of torch's threads.
-    With `actor.offload` an actor's parameters and its optimizer's state are on the device from when something needs
-    them until its weights have been sent (`sending`); gradients exist only within an update.
+    With `actor.offload`, an actor's parameters and optimizer state come to the device when they are needed, and leave
+    it when its weights have been sent (`sending`). Gradients exist only during an update.
     """
 
     model: Policy | LanguageModel
@@ -76,13 +75,13 @@ class Learner:
     _value_steps: int
     _bad_updates_in_a_row: int
     _away: set[str]
-    """Which of "model" and "optimizer" are in host memory, or on the way there, which may have been interrupted."""
+    """Which of "model" and "optimizer" are in host memory, perhaps only in part after an interrupted move."""
 
     def __init__(
         self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str, ranks_per_model: int = 1
     ) -> None:
-        """`name`: in metrics and files, such as actor or critic. Ranks bring models with the same weights.
-        `ranks_per_model`: for strategies that need it."""
+        """`model` must have the same weights on every rank. `name` (actor, critic) is used in metrics.
+        `ranks_per_model`: ranks that share one model, for strategies that need it."""
         self.worker, self.cfg, self.name = worker, cfg, name
         self.model = model.to(worker.device)
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -96,9 +95,9 @@ class Learner:
             if is_local():
                 raise SchedulerError(
                     f"{worker.name} has {worker.world_size} ranks, which exchange gradients between processes, and "
-                    "with cluster.runtime: local there is one. Give it one rank, or set cluster.runtime to ray"
+                    "cluster.runtime: local has one process. Give it one rank, or set cluster.runtime to ray"
                 )
-            if not dist.is_initialized():  # roles that share a process share its group
+            if not dist.is_initialized():  # roles in one process share its group
                 address, timeout_s = (worker.master_addr, worker.master_port), cfg.runner.phase_timeout_s
                 init_process_group(worker.rank, worker.world_size, *address, worker.device, timeout_s)
             self.strategy.prepare(self.model, worker.world_size, worker.device, cfg.actor.precision)
@@ -106,14 +105,14 @@ class Learner:
         self._host = HostMemory()
 
     def start_training(self, optim: OptimConfig, total_steps: int, value_steps: int = 0) -> None:
-        """Make a new optimizer, whose learning rates follow their schedule up to step `total_steps`. In the first
-        `value_steps` only the value trains: the schedule of all other parameters begins after them."""
+        """Make a new optimizer, whose learning rates follow a schedule up to step `total_steps`. In the first
+        `value_steps` steps only the value trains; the schedule of all other parameters begins after them."""
         self.optimizer = sharding.build_optimizer(self.model, optim)
         self._optim, self._total_steps, self._value_steps = optim, total_steps, value_steps
         self._bad_updates_in_a_row = 0
 
     def to_device(self, with_optimizer: bool) -> None:
-        """Bring back what is in host memory."""
+        """Move the model, and with `with_optimizer` the optimizer's state, back from host memory if they are there."""
         if "model" in self._away:
             move_module(self.model, self.worker.device)
             self._away.remove("model")
@@ -123,9 +122,9 @@ class Learner:
 
     @contextmanager
     def sending(self, keeps_parameters: bool) -> Iterator[None]:
-        """A context in which weights are sent; after it, others use the device. The optimizer's state goes to host
-        memory before. Parameters, from which shards are gathered on the device, go after, unless others act with them
-        (`keeps_parameters`)."""
+        """A context for sending weights, after which other roles use the device. With `actor.offload`, the optimizer's
+        state goes to host memory before. Parameters are needed on the device for sending and go after it, unless other
+        roles act with them (`keeps_parameters`)."""
         if self._offloads:
             self._away.add("optimizer")
             move_state(self.optimizer, HOST, self._host)
@@ -138,12 +137,12 @@ class Learner:
             free_cache(self.worker.device)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of forward passes, by `actor.precision`."""
+        """The autocast context of forward passes, by `actor.precision`."""
         return autocast(self.worker.device, self.cfg.actor.precision)
 
     def set_learning_rate(self, step: int) -> None:
-        """Set the learning rate of runner step `step`, for each group of parameters: linear warm-up, then down to
-        `min_lr_ratio`."""
+        """Set the learning rates of all parameter groups for runner step `step`: linear warm-up, then by
+        `lr_scheduler`."""
         optim = self._optim
         for group in self.optimizer.param_groups:
             begin = 0 if group["is_value"] else self._value_steps
@@ -153,7 +152,7 @@ class Learner:
                 factor = (own_step - begin + 1) / (optim.warmup_steps + 1)
             elif optim.lr_scheduler == "constant":
                 factor = 1.0
-            else:  # down to the last
+            else:  # decay up to the last step
                 remaining = 1.0 - done if optim.lr_scheduler == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
                 factor = optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * remaining
             group["lr"] = group["base_lr"] * factor
@@ -176,11 +175,12 @@ class Learner:
         samples: Callable[[], str],
         only: Sequence[nn.Parameter] | None = None,
     ) -> tuple[bool, MetricSums]:
-        """One optimizer step on the micro-batches of all ranks, which are as many on each; metrics go to `sums`.
+        """One optimizer step on the micro-batches of all ranks, of which each rank has equally many. Metrics are added
+        to `sums`.
 
-        Where loss or gradient is not finite there is no step, which is counted, and `where` and `samples()` are logged.
-        `only`: parameters that train this time; the others stay as they are. Returns whether there was a step, and the
-        metrics of this update alone. Raises NonFiniteUpdateError.
+        If loss or gradient is not finite, the step is skipped and counted, and `where` and `samples()` are logged.
+        `only`: the parameters that train in this update (None: all). Returns whether there was a step, and the metrics
+        of this update alone. Raises NonFiniteUpdateError.
         """
 
         def compute(model: Any, micro_batch: B) -> MetricSums:
@@ -190,7 +190,7 @@ class Learner:
 
         self.to_device(with_optimizer=True)
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.optimizer.zero_grad()  # of an update that raised
+        self.optimizer.zero_grad()  # an earlier update that raised may have left gradients
         found = MetricSums()
         for measured in self.passes(compute, micro_batches):
             found.merge(measured)
@@ -207,7 +207,7 @@ class Learner:
                 self.strategy.reduce_gradients(parameters)
             total = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             total = total.full_tensor() if isinstance(total, DTensor) else total
-            norm = float(total)  # before clipping, alike on every rank
+            norm = float(total)  # before clipping, the same on every rank
             finite = math.isfinite(norm)
             if finite:
                 nn.utils.clip_grads_with_norm_(parameters, self._optim.clip_grad, total)
@@ -225,7 +225,7 @@ class Learner:
             if self._bad_updates_in_a_row >= limit:
                 raise NonFiniteUpdateError(
                     f"{message}. control.max_bad_updates: {limit} in a row were reached. Lower the {self.name}'s "
-                    "optim.lr, or check rewards and observations."
+                    "optim.lr, or check rewards and observations"
                 )
         return finite, found
 
@@ -233,7 +233,7 @@ class Learner:
         """Metrics over all ranks, this rank's spans and memory."""
         metrics = sums.result(self.over_ranks)
         metrics[f"train/{self.name}/lr"] = self.optimizer.param_groups[0]["lr"]
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # of this process; on a GPU, of its tensors
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the process's; on a GPU, its tensors'
         if self.worker.device.startswith("cuda"):
             memory = torch.cuda.max_memory_allocated()
         return {"metrics": metrics, "spans": self.worker.pop_spans(), "peak_memory_bytes": memory}
@@ -248,15 +248,16 @@ class Learner:
             write_names(directory, getattr(self.model, "dimension_names", {}))  # a language model has none
 
     def save(self, model_dir: Path, training_dir: Path) -> None:
-        """Write the model as `save_model` does, and the optimizer's and the ranks' random states in shards."""
+        """Write the model as `save_model` does, and in shards the optimizer's state and the ranks' random states."""
         self.to_device(with_optimizer=True)
         self._host.release()  # each rank copies its moments to host memory, and rank 0 gathers the model there
         others, directory = self._random_states(), training_dir / _SHARDS
         sharding.save_training(self.model, self.optimizer, others, directory, self.worker.world_size)
-        self.save_model(model_dir)  # last: rank 0 alone writes, and may fail, while others wait for nothing more
+        self.save_model(model_dir)  # last: if writing fails on rank 0, no other rank waits for it
 
     def load(self, model_dir: Path, training_dir: Path) -> None:
-        """Continue from what `save` wrote, bit for bit; on another number of ranks, except for their random states."""
+        """Load what `save` wrote, to continue bit for bit. The number of ranks may differ; random states are then those
+        of the ranks that exist in both."""
         self.to_device(with_optimizer=True)
         self._host.release()  # every rank reads the whole model
         sharding.load_policy_state(self.model, self.model.read_state(model_dir))
@@ -269,14 +270,14 @@ class Learner:
                 torch.set_rng_state(state)
 
     def _random_states(self) -> dict[str, Tensor]:
-        """Random states of this rank, by names that no other rank has."""
+        """Random states of this rank, under names that contain the rank."""
         states = {"torch": torch.get_rng_state()}
         if self.worker.device.startswith("cuda"):
             states["cuda"] = torch.cuda.get_rng_state(self.worker.device)
         return {f"random/{self.worker.rank}/{name}": state for name, state in states.items()}
 
     def over_ranks(self, values: Tensor, how: Any = dist.ReduceOp.SUM) -> Tensor:
-        """The sum of all ranks' values, or what `how` makes of them, on the CPU of every rank."""
+        """All ranks' values reduced by `how`, on the CPU of every rank."""
         if self.worker.world_size > 1:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)

@@ -1,4 +1,4 @@
-"""Weighted sums of training metrics over micro-batches, updates and ranks."""
+"""Training metrics over micro-batches, updates and ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.distributed import ReduceOp
 from rlinf_lite.algorithms import explained_variance
 
 _MEAN = "train/actor/importance_weight_mean"
-_SQUARE = f"{_MEAN}_square"  # of which the effective sample size is made; not logged
+_SQUARE = f"{_MEAN}_square"  # for the effective sample size; not logged
 _CRITIC = ("value_loss", "value_clip_fraction", "values_mean")
 
 
 def advantage_metrics(advantages: Tensor, returns: Tensor, mask: Tensor, values: Tensor | None) -> dict[str, float]:
-    """Mean and extremes over valid positions, and how much of the returns the values explain."""
+    """Mean, maximum and minimum of advantages and returns over valid positions, and the values' explained variance."""
     metrics: dict[str, float] = {}
     for name, valid in (("advantages", advantages[mask]), ("returns", returns[mask])):
         metrics[f"rollout/{name}_mean"] = float(valid.mean())
@@ -29,15 +29,16 @@ def advantage_metrics(advantages: Tensor, returns: Tensor, mask: Tensor, values:
 
 
 class MetricSums:
-    """Means weighted by valid positions; maxima where a name ends in `_max`."""
+    """Means weighted by valid positions; for names that end in `_max`, maxima."""
 
     def __init__(self) -> None:
         self._means: dict[str, tuple[float, float]] = {}  # name: weighted sum, weight
         self._maxima: dict[str, float] = {}
-        self._scalars: dict[str, tuple[str, list[float]]] = {}  # alike on every rank
+        self._scalars: dict[str, tuple[str, list[float]]] = {}  # the same on every rank
 
     def add(self, metrics: Mapping[str, Tensor], weight: float) -> None:
-        """Metrics of one micro-batch with `weight` valid positions; of 0, so that ranks agree on the names."""
+        """Add the metrics of one micro-batch with `weight` valid positions. Call it for 0 too, as all ranks need the
+        same names."""
         names = list(metrics)
         values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
         for name, value in zip(names, values, strict=True):
@@ -49,7 +50,7 @@ class MetricSums:
                 self._means[full] = (total + (value * weight if weight else 0.0), weights + weight)
 
     def add_scalar(self, name: str, value: float, how: str = "mean") -> None:
-        """A number that is the same on every rank; `how`: mean or sum over calls."""
+        """Add a number that is the same on every rank. `how`: mean or sum over calls."""
         self._scalars.setdefault(name, (how, []))[1].append(value)
 
     def merge(self, other: MetricSums) -> None:
@@ -60,8 +61,8 @@ class MetricSums:
             self._maxima[name] = max(value, self._maxima.get(name, -math.inf))
 
     def result(self, over_ranks: Callable[..., Tensor]) -> dict[str, float]:
-        """Means and maxima over all ranks' positions, and what is formed of them; without what was measured at none.
-        `over_ranks` sums a tensor over ranks, or does to it what a second argument says."""
+        """Means and maxima over all ranks' positions, and the effective sample size; metrics without positions are left
+        out. `over_ranks(tensor, op)` reduces a tensor over ranks; without `op` it sums."""
         names, maxima = sorted(self._means), sorted(self._maxima)
         result: dict[str, float] = {}
         if maxima:

@@ -1,4 +1,4 @@
-"""Which samples train together: a function of the seed, the step and the epoch, not of the number of actors."""
+"""Division of samples into minibatches, a function of seed, step and epoch, but not of the number of actors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def minibatches(valid: np.ndarray, global_batch_size: int, seed: int, step: int,
 
 
 def micro_batches(minibatch: np.ndarray, rank: int, world_size: int, num_samples: int, size: int) -> list[np.ndarray]:
-    """This rank's samples of a minibatch, as local indices, in at most `size` at a time.
+    """This rank's samples of a minibatch, as local indices, in parts of at most `size`.
 
-    Rank r owns samples [r, r + 1) * num_samples / world_size. Every rank gets the same number of parts, since sharded
-    models run their collectives in step; a part may be empty.
+    Rank r owns the samples from r * num_samples / world_size up to (r + 1) * num_samples / world_size. All ranks get
+    the same number of parts, as the collectives of sharded models require; a part may be empty.
     """
     per_rank = num_samples // world_size
     counts = np.bincount(minibatch // per_rank, minlength=world_size)

@@ -1,7 +1,8 @@
-"""Device memory that roles on one device give back between phases: `actor.offload`, `rollout.offload`.
+"""Offloading of tensors to host memory, with which roles on one device free memory between phases (`actor.offload`,
+`rollout.offload`).
 
-What goes away lies in host memory, bit for bit, and comes back before it is needed. Parameters stay the same objects,
-so that ties, optimizers and who else refers to them go on. On a CPU nothing moves.
+Tensors are copied to host memory bit for bit, and back before they are needed. Parameters stay the same objects, so
+that ties, optimizers and other references stay valid. On a CPU nothing moves.
 """
 
 from __future__ import annotations
@@ -19,30 +20,30 @@ from rlinf_lite.weights.pages import lock_pages
 
 HOST = "cpu"
 _LOCKED_BYTES = 2**20
-"""Tensors from this size on have page-locked memory in the host; smaller ones are copied as quickly without."""
+"""Tensors of at least this size get page-locked host memory; smaller ones are copied as fast without."""
 
 
 class HostMemory:
-    """Host memory for a module and its optimizer, kept from one time that they go there to the next.
+    """Host memory for the tensors of a module and its optimizer, which is reused each time they are offloaded.
 
-    It is page-locked, so that a GPU copies to it and from it by itself; copies into fresh memory took ten times as
-    long. A process that is forked does not have what is locked.
+    It is page-locked, so that a GPU accesses it directly; copies into new memory took ten times as long. Forked
+    processes do not get the locked pages.
     """
 
     def __init__(self) -> None:
         self._rooms: dict[Hashable, Tensor] = {}
-        self._locks = True  # until the first time that it cannot
+        self._locks = True  # until locking fails once
 
     def hold(self, key: Hashable, tensor: Tensor) -> Tensor:
-        """A copy of `tensor`, sharded or not, in the memory of what came under `key` before."""
+        """A copy of `tensor`, sharded or not, in the memory that belongs to `key`."""
         tensor = tensor.detach()
         if not hasattr(tensor, "__tensor_flatten__"):
             return self._filled(key, tensor)
-        # a shard: its own memory here, all else as it is; who makes a DTensor of a mesh of GPUs moves it there
+        # a shard: only its local tensor goes to the host; DTensor.from_local would move it back to the mesh's GPU
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
         local = parts["_local_tensor"]
-        # a parameter's shard that is smaller than others' lies in memory of their size, which FSDP2 makes again here
+        # a shard that is smaller than the others is padded to their size, and FSDP2 pads it again on the host
         is_padded = local.untyped_storage().nbytes() > local.nbytes
         parts["_local_tensor"] = local.to(HOST, copy=True) if is_padded else self._filled(key, local)
         kind: Any = type(tensor)
@@ -53,11 +54,11 @@ class HostMemory:
         room = self._rooms.get(key)
         if room is None or (room.shape, room.stride(), room.dtype) != (tensor.shape, tensor.stride(), tensor.dtype):
             room = self._rooms[key] = self._room_for(tensor)
-        room.copy_(tensor)  # until it is there: FSDP2 may read it at once
+        room.copy_(tensor)  # blocking: FSDP2 may read it immediately
         return room
 
     def _room_for(self, tensor: Tensor) -> Tensor:
-        """Memory on the host for a tensor of the device, in the same layout."""
+        """New host memory for a tensor, in the same layout; page-locked for large tensors of a GPU."""
         num_bytes = tensor.numel() * tensor.element_size()
         if num_bytes < _LOCKED_BYTES or not tensor.is_contiguous():
             return torch.empty_like(tensor, device=HOST)
@@ -66,39 +67,39 @@ class HostMemory:
             memory.madvise(mmap.MADV_HUGEPAGE)
         whole = np.frombuffer(memory, np.uint8)
         if self._locks and tensor.is_cuda:
-            memory.madvise(mmap.MADV_DONTFORK)  # a fork would part this process's pages from those that the GPU knows
-            self._locks = lock_pages(whole, "Host memory of what is offloaded")
+            memory.madvise(mmap.MADV_DONTFORK)  # after a fork, copy-on-write would move pages away from the GPU's
+            self._locks = lock_pages(whole, "Host memory for offloading")
         return torch.from_numpy(whole).view(tensor.dtype).view(tensor.shape)
 
     def release(self) -> None:
-        """Give the memory of what has come back to its device to others; what is away keeps its own until then."""
+        """Free the memory of tensors that are back on the device; others keep theirs until they are."""
         self._rooms.clear()
 
 
-def is_there(tensor: Tensor, device: str) -> bool:
-    """Whether it need not move."""
+def is_on(tensor: Tensor, device: str) -> bool:
+    """Whether the tensor is on a device of this type."""
     return tensor.device.type == torch.device(device).type
 
 
 def moved(tensor: Tensor, device: str, host: HostMemory | None = None, key: Hashable = None) -> Tensor:
-    """`tensor` on `device`; itself where it is there. In `host` it has memory under `key`."""
-    if is_there(tensor, device):
+    """`tensor` on `device`; the same object if it is there already. `host`: memory to copy into, under `key`."""
+    if is_on(tensor, device):
         return tensor
     return tensor.to(device, copy=True) if host is None else host.hold(key, tensor)
 
 
 def move_module(module: nn.Module, device: str, host: HostMemory | None = None) -> None:
-    """Parameters, gradients and buffers of a module, sharded or not; a move that failed is to be done again.
-    `host`: where parameters go to."""
+    """Move parameters, gradients and buffers of a module, sharded or not. If it fails, call it again. `host`: memory
+    for the parameters."""
 
     def move(tensor: Tensor) -> Tensor:
         return moved(tensor, device, host if isinstance(tensor, nn.Parameter) else None, id(tensor))
 
-    module._apply(move)  # as `Module.to` does; FSDP2 looks after its shards there
+    module._apply(move)  # as `Module.to` does; FSDP2 updates its shards in it
 
 
 def move_state(optimizer: torch.optim.Optimizer, device: str, host: HostMemory | None = None) -> None:
-    """The tensors that an optimizer has per parameter. `host`: where they go to."""
+    """Move the tensors that an optimizer has for its parameters. `host`: memory for them."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor):
@@ -106,22 +107,22 @@ def move_state(optimizer: torch.optim.Optimizer, device: str, host: HostMemory |
 
 
 def free_cache(device: str) -> None:
-    """Give memory that nothing uses any more to other processes."""
+    """Return unused GPU memory of this process, so that other processes can use it."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
 
 
 class ActingWeights:
-    """Parameters of a whole module that nothing changes while it acts: on `device` then, else in host memory.
+    """Parameters of an unsharded module, on `device` only while the module acts, else in host memory.
 
-    Their host memory stays, and so nothing is copied when they go: it may be what other processes share. Buffers stay
-    on the device.
+    They must not change on the device, as they are not copied back: their host memory stays, and may be shared with
+    other processes. Buffers stay on the device.
     """
 
     def __init__(self, module: nn.Module, device: str, enabled: bool) -> None:
-        """`module` is on `device`."""
+        """`module` must be on `device`. Not `enabled`: parameters stay there."""
         self._module, self._device, self._enabled = module, device, enabled
-        self._host: list[tuple[nn.Parameter, Tensor]] = []  # where they are on the device
+        self._host: list[tuple[nn.Parameter, Tensor]] = []  # host memory of parameters that are on the device
         if enabled:
             for parameter in module.parameters():
                 parameter.data = moved(parameter.data, HOST)
@@ -129,7 +130,7 @@ class ActingWeights:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """On the device inside."""
+        """A context in which the parameters are on the device."""
         try:
             if self._enabled and not self._host:
                 self._host = [(parameter, parameter.data) for parameter in self._module.parameters()]
@@ -140,7 +141,7 @@ class ActingWeights:
             self.unload()
 
     def unload(self) -> None:
-        """Back to host memory, where they are not."""
+        """Point the parameters to their host memory again."""
         if self._host:
             for parameter, host in self._host:
                 parameter.data = host

@@ -1,4 +1,4 @@
-"""One statement of compute precision for acting and training, and of whether the same numbers come out each time."""
+"""Compute precision of acting and training, and deterministic computation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 
 
 def autocast(device: torch.device | str, precision: str, cached: bool | None = None) -> AbstractContextManager[object]:
-    """Autocast to bfloat16 where `actor.precision` is bf16. On CPUs without its cache of cast weights: threads of a
-    process share it, and any of them clears it, so that gradients would be rounded as chance has it.
-    `cached`: with or without it, for a preview of another device."""
+    """Autocast to bfloat16 if `actor.precision` is bf16; else a null context. `cached`: whether to cache cast weights;
+    None: on all devices but CPUs, where threads share the cache and clear each other's entries, so that the rounding of
+    gradients would depend on timing."""
     if precision == "fp32":
         return nullcontext()
     kind = torch.device(device).type
@@ -22,8 +22,8 @@ def autocast(device: torch.device | str, precision: str, cached: bool | None = N
 
 @contextmanager
 def shapes_vary() -> Iterator[None]:
-    """Around acting and generating, whose passes have other rows or columns time and again: without cuDNN's attention,
-    which makes a plan for each new shape. Acting in bf16 on an H100 took 1.7 times as long with it."""
+    """A context for acting and generating, whose shapes change often. It disables cuDNN's attention, which makes a plan
+    for each new shape: acting in bf16 on an H100 took 1.7 times as long with it."""
     before = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -33,8 +33,8 @@ def shapes_vary() -> Iterator[None]:
 
 
 def be_deterministic(device: torch.device | str, wanted: bool) -> None:
-    """Have torch use only operations that give the same bits every time, in this process (`runner.deterministic`). Of
-    those that models are made of, those on CPUs do anyway. To be called before anything is computed on a GPU."""
+    """If `wanted` (`runner.deterministic`), let torch use only deterministic GPU operations in this process. Those that
+    models use on CPUs are deterministic anyway. Call it before the first computation on a GPU."""
     if wanted and torch.device(device).type == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True)
@@ -42,10 +42,10 @@ def be_deterministic(device: torch.device | str, wanted: bool) -> None:
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype, frozen_only: bool = False) -> None:
-    """Parameters (or only those that do not train) to `dtype`, in place; buffers keep theirs, as where transformers
-    loads a model in that type.
+    """Cast parameters (or only frozen ones) to `dtype`, in place. Buffers keep their types, as in a model that
+    transformers loads in `dtype`.
 
-    Rotary frequencies are buffers: rounded to bf16, they are 0.4% off, which is an angle of 1 rad at position 1,000.
+    Rotary frequencies are buffers: in bf16 they would be 0.4% off, which is an angle of 1 rad at position 1,000.
     """
     kept = {part for module in model.modules() for part in getattr(module, "_keep_in_fp32_modules_strict", None) or ()}
     for name, parameter in model.named_parameters():

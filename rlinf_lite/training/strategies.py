@@ -1,6 +1,6 @@
-"""How a model lies and trains over the ranks of a group: `actor.strategy`, for every kind of run.
+"""Ways to train a model on several ranks: `actor.strategy`, for every kind of run.
 
-One rank trains the plain module. Process groups are gloo's between CPUs and NCCL's between GPUs.
+A single rank trains the plain module. Process groups use gloo on CPUs and NCCL on GPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlinf_lite.models import Policy
     from rlinf_lite.models.text.causal_lm import LanguageModel
 
-_ENTRY_POINTS = ("predict_action_batch", "predict_values", "fixed_inputs", "sft_loss")  # besides forward
+_ENTRY_POINTS = ("predict_action_batch", "predict_values", "fixed_inputs", "sft_loss")  # all besides forward
 
 
 def init_process_group(
@@ -40,44 +40,44 @@ def init_process_group(
 
 
 class Strategy(Protocol):
-    """A training backend. Where a group has one rank, none is used; else its process group is up."""
+    """A training backend for groups of several ranks, whose process group exists already."""
 
     def prepare(self, model: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
         """Spread `model` over the ranks, in place; torch's get_model_state_dict must still read it."""
         ...
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """After the last backward pass of an update: make gradients the mean over all ranks."""
+        """Make gradients the mean over all ranks; called after the last backward pass of an update."""
         ...
 
 
 def register_strategy(name: str) -> Callable[[type], type]:
-    """Make a `Strategy` available as `actor.strategy: <name>`."""
+    """Class decorator: makes a `Strategy` available as `actor.strategy: <name>`."""
     return STRATEGIES.register(name)
 
 
 class FSDP:
-    """Parameters, gradients and optimizer states in shards (torch's `fully_shard`), gathered unit by unit."""
+    """Parameters, gradients and optimizer states are sharded (torch's `fully_shard`), and gathered unit by unit."""
 
     def prepare(self, model: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
         mesh = init_device_mesh(torch.device(device).type, (world_size,))
         dtype = torch.bfloat16 if precision == "bf16" else None
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
-        for unit in _units_of_their_own(model):
+        for unit in _closed_units(model):
             fully_shard(unit, mesh=mesh, mp_policy=mixed)
-        # actions and states keep their precision: a bin of an action is narrower than bf16 resolves
+        # actions and states keep their precision: bf16 cannot resolve an action's bins
         fully_shard(model, mesh=mesh, mp_policy=replace(mixed, cast_forward_inputs=False))
         for name in _ENTRY_POINTS:
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Done in the backward pass."""
+        """Nothing to do: the backward pass has reduced them."""
 
 
-def _units_of_their_own(model: Policy | LanguageModel) -> list[nn.Module]:
-    """Units once each, without those that share a parameter, or a module within, with what is outside: torch would have
-    it in two places, or gathers it too late. These are gathered with the model."""
+def _closed_units(model: Policy | LanguageModel) -> list[nn.Module]:
+    """The model's FSDP units, each once, without those that share a parameter or inner module with the rest of the
+    model: torch would shard it twice, or gather it too late. These are gathered with the model."""
 
     def is_closed(unit: nn.Module) -> bool:
         inside, parameters = set(unit.modules()), {id(x) for x in unit.parameters()}
@@ -90,26 +90,25 @@ def _units_of_their_own(model: Policy | LanguageModel) -> list[nn.Module]:
 
 
 class Replicated:
-    """The whole model on every rank; gradients are averaged once per update. Quickest for small models."""
+    """Every rank has the whole model; gradients are averaged once per update. Fastest for small models."""
 
     def prepare(self, model: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
-        """All ranks built the same one."""
+        """Nothing to do: all ranks have built the same model."""
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """See `average_gradients`."""
         average_gradients(parameters)
 
 
 class TensorParallel:
-    """Each layer over `size` ranks next to each other (`tensor_parallel.py`), which train the same rows. Where there
-    are several times as many ranks, gradients are averaged over these models once per update."""
+    """Each layer is split over `size` consecutive ranks (`tensor_parallel.py`), which train the same rows. With a
+    multiple of `size` ranks there are several such models, over which gradients are averaged once per update."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def prepare(self, model: LanguageModel, world_size: int, device: str, precision: str) -> None:
         """Raises UnsupportedModelError."""
-        # loads transformers, which other strategies do without
+        # here, because it imports transformers, which other strategies do not need
         from rlinf_lite.training.tensor_parallel import split_layers, summed_gradient
 
         self._summed_gradient = summed_gradient
@@ -125,8 +124,8 @@ class TensorParallel:
 
 
 def average_gradients(parameters: list[nn.Parameter], group: dist.ProcessGroup | None = None) -> None:
-    """Over the ranks of `group` (None: all), in one exchange; of DTensors, of what a rank has of them. One that no rank
-    has a gradient of stays without, and is neither decayed nor counted."""
+    """Average gradients over the ranks of `group` (None: all), in one exchange; for DTensors, their local parts. A
+    parameter without a gradient on any rank keeps none, so that weight decay and the norm leave it out."""
     if dist.get_world_size(group) == 1:
         return
     own: list[Any] = [_local(parameter.detach()) for parameter in parameters]

@@ -1,9 +1,9 @@
-"""One layer over several ranks, which compute it together on the same rows: torch's `parallelize_module`, by the plan
-that transformers has for a family (`base_model_tp_plan`).
+"""Tensor parallelism: several ranks compute each layer together on the same rows, with torch's `parallelize_module` and
+transformers' plan for the model's family (`base_model_tp_plan`).
 
-Attention is split by heads and the MLP by its inner width: what reads the states has its rows split, what writes them
-its columns. What the plan does not name is whole on every rank: embeddings, output layer, norms. Every parameter is a
-DTensor, so that norms of gradients, checkpoints and weight sync see the whole model.
+Attention is split by heads and the MLP by its inner width: the rows of weights that read the hidden states, and the
+columns of weights that write them. Modules that the plan does not name (embeddings, output layer, norms) are whole on
+every rank. Every parameter is a DTensor, so that gradient norms, checkpoints and weight sync see the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from rlinf_lite.models.text.supported import check_equal, probe_tokens, refusing
 
 
 class _Whole(ParallelStyle):
-    """Parameters whole on every rank, for input that is whole too, or split along a dimension that they do not have."""
+    """Keeps parameters whole on every rank. The input (`of_input`) is whole too, or split along a dimension that the
+    parameters do not have."""
 
     def __init__(self, of_input: Placement) -> None:
         super().__init__()
@@ -47,15 +48,15 @@ class _Whole(ParallelStyle):
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    "replicated_with_grad_allreduce": lambda: _Whole(Shard(2)),  # a norm of each head: [B, L, heads, width]
+    "replicated_with_grad_allreduce": lambda: _Whole(Shard(2)),  # norms per head, input [B, L, heads, width]
 }
 
 
 def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Spread a model that every rank has whole over the ranks of a mesh of one dimension, in place.
+    """Split a model, which every rank has whole, over the ranks of a one-dimensional mesh, in place.
 
-    Raises UnsupportedModelError where transformers has no plan for the family, or one with other styles, where heads or
-    width do not divide over the ranks, and where the split model or its gradients are something else.
+    Raises UnsupportedModelError if transformers has no plan for the family, or one with unknown styles, if heads or
+    width do not divide by the number of ranks, or if results or gradients of the split model differ from the whole's.
     """
     own, size = model.language_model, mesh.size()
     config = own.config.get_text_config()
@@ -80,14 +81,13 @@ def split_layers(model: LanguageModel, mesh: DeviceMesh) -> None:
             if any(not isinstance(x, DTensor) for _, x in _parameters(module)):
                 parallelize_module(module, mesh, _Whole(Replicate()))
         first: dict[int, Any] = {}
-        for module, name, key in places:  # what was tied is tied again
+        for module, name, key in places:  # tie again the parameters that were tied
             setattr(module, name, first.setdefault(key, getattr(module, name)))
         found, gradients = _probe(model)
-    what = "that is split over ranks"
-    check_equal(model, f"numbers of a model {what}", found, expected, 1 + expected.abs().max())
-    for name, gradient in gradients.items():  # what is whole, and computes a part of the heads, has a part of the sum
-        scale = 1 + wanted[name].abs().max()
-        check_equal(model, f"gradients of {name} in a model {what}", gradient, wanted[name], scale)
+    what = "a model that is split over ranks"
+    check_equal(model, f"numbers of {what}", found, expected, 1 + expected.abs().max())
+    for name, gradient in gradients.items():  # wrong if a whole parameter's partial gradients are not summed
+        check_equal(model, f"gradients of {name} in {what}", gradient, wanted[name], 1 + wanted[name].abs().max())
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -96,18 +96,16 @@ def _parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model makes of some tokens, the same on all ranks; and the gradients of what has one dimension at most,
-    as training would have them."""
-    own, was_training = model.language_model, model.training
-    is_flash = "flash" in own.config._attn_implementation  # which knows no float32
+    """The model's results for some tokens, the same on all ranks, and the gradients of its parameters with at most one
+    dimension, as training computes them."""
+    own = model.language_model
+    is_flash = "flash" in own.config._attn_implementation  # flash attention has no float32
     ids = probe_tokens(model, 8, seed=0)[None]
     small = {name: x for name, x in own.named_parameters() if x.requires_grad and x.dim() <= 1}
-    model.eval()  # without recomputation, which knows no gradients of some parameters alone
     with torch.set_grad_enabled(bool(small)), torch.autocast(own.device.type, torch.bfloat16, enabled=is_flash):
         found = model(ids, torch.ones_like(ids), 4)
         output: Tensor = found.logprobs if isinstance(found, TokenOutput) else found
         parts = torch.autograd.grad(output.float().sum(), [*small.values()], allow_unused=True) if small else ()
-    model.train(was_training)
     gradients = {
         name: whole_gradient(parameter, gradient)
         for (name, parameter), gradient in zip(small.items(), parts, strict=True)
@@ -117,7 +115,8 @@ def _probe(model: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def summed_gradient(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Laid out as its parameter: of what is whole and computes a part of the heads, each rank has a part of the sum."""
+    """The gradient in its parameter's layout. For a whole parameter that served a part of the heads on each rank, this
+    sums the ranks' partial gradients."""
     placements = getattr(parameter, "placements", None)
     if isinstance(gradient, DTensor) and gradient.placements != placements:
         return gradient.redistribute(placements=placements)

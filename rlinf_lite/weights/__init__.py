@@ -1,4 +1,4 @@
-"""Weights from actor to rollout workers. Names are loaded when first used: routes need no torch."""
+"""Transfer of weights from actor to rollout workers. Names are loaded when first used: routes need no torch."""
 
 from lazy_loader import attach_stub
 

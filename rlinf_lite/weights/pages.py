@@ -1,4 +1,4 @@
-"""Host memory that a GPU reads and writes by itself: its pages are locked in place."""
+"""Page-locked host memory, which a GPU reads and writes directly."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ log = logging.getLogger(__name__)
 
 
 def lock_pages(memory: np.ndarray, what: str) -> bool:
-    """Until nothing has `memory` any more. A GPU otherwise copies by way of memory of its driver's, piece by piece.
+    """Lock the pages of `memory` until it is freed. Otherwise a GPU copies it in pieces through its driver's memory.
 
-    `memory`: a mapping of its own, as pages are locked once only. Returns whether they are; that they are not is
-    logged, with `what` is in them.
+    `memory` must be a whole mapping, as a page can be locked only once. Returns whether it was locked; if not, a
+    warning names `what` it holds.
     """
     runtime, address = torch.cuda.cudart(), memory.ctypes.data
     code = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if code:
         log.warning("%s cannot be page-locked (CUDA error %d): GPUs copy it slowly", what, code)
-        with suppress(RuntimeError):  # the next operation on the GPU would raise that error as its own
+        with suppress(RuntimeError):  # clears the error, which the next operation on the GPU would raise
             torch.zeros(1, device="cuda")
         return False
     weakref.finalize(memory, runtime.cudaHostUnregister, address).atexit = False

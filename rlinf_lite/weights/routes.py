@@ -1,4 +1,4 @@
-"""Which actor sends its weights to which rollout workers."""
+"""The routes of weights: which actor sends to which rollout workers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WeightRoutes:
     actor_nodes: tuple[int, ...]
 
     def sender(self, rollout_rank: int) -> int:
-        """The actor that serves a rollout worker, with all of that one's node: the first there. Nodes without an actor
-        are served in turn by the nodes of actors, as each of these has whole weights when they are sent."""
+        """The actor rank that serves a rollout worker: the first on the worker's node. Nodes without an actor are
+        distributed over the actors' nodes, each of which has whole weights when they are sent."""
         node = self.rollout_nodes[rollout_rank]
         if node in self.actor_nodes:
             return self.actor_nodes.index(node)
@@ -23,5 +23,5 @@ class WeightRoutes:
         return self.actor_nodes.index(nodes[without.index(node) % len(nodes)])
 
     def receivers(self, actor_rank: int) -> list[int]:
-        """The rollout workers that an actor serves."""
+        """The ranks of the rollout workers that an actor serves."""
         return [rank for rank in range(len(self.rollout_nodes)) if self.sender(rank) == actor_rank]

@@ -1,4 +1,4 @@
-"""Shared memory that holds weights: one full set of tensors, for the receivers of one node."""
+"""A segment of shared memory with one full set of weights, for the receivers of one node."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from rlinf_lite.weights.pages import lock_pages
 
 _ALIGNMENT = 64
 _PIECE_BYTES = 4 * 2**20
-"""What a copying thread takes at a time: with torch's threads, each tensor would wait for the slower half."""
+"""Bytes that a copying thread takes at a time. Torch's own threads would halve each tensor, and the slower half would
+delay it."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies in a segment."""
+    """The place of a tensor in a segment."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +40,7 @@ class Entry:
 
 
 def layout(tensors: Iterable[tuple[str, torch.Size, torch.dtype]]) -> list[Entry]:
-    """Entries of these tensors, one after the other."""
+    """Entries that place these tensors one after the other."""
     entries, offset = [], 0
     for name, shape, dtype in tensors:
         entries.append(Entry(name, tuple(shape), dtype, offset))
@@ -48,16 +49,16 @@ def layout(tensors: Iterable[tuple[str, torch.Size, torch.dtype]]) -> list[Entry
 
 
 class Segment:
-    """Tensors in a file of shared memory, whose name its owner removes as soon as every receiver has mapped it."""
+    """Tensors in a file of shared memory. Its owner unlinks the file as soon as every receiver has mapped it."""
 
     def __init__(self, path: str, entries: list[Entry], create: bool, lock: bool) -> None:
-        """`lock`: keep its pages where they are, for a GPU of this process."""
+        """`lock`: lock its pages, for a GPU of this process. Raises SchedulerError if shared memory is full."""
         self.path, self.entries = path, entries
         num_bytes = max(entries[-1].offset + entries[-1].num_bytes, 1)
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         descriptor = os.open(path, flags, 0o600)
         try:
-            if create:  # if shared memory is full, this fails, and no bus error comes later
+            if create:  # fails if shared memory is full, where writing would raise a bus error
                 os.posix_fallocate(descriptor, 0, num_bytes)
             memory = mmap.mmap(descriptor, num_bytes)
         except OSError as error:
@@ -81,7 +82,7 @@ class Segment:
             self.tensors[entry.name] = tensor.view(entry.shape)
 
     def write(self, bucket: Mapping[str, Tensor], run_all: Callable[..., Iterable[Any]] = map) -> None:
-        """Copy tensors to where they belong, and wait until they are there. `run_all`: as `map`, on several threads."""
+        """Copy tensors to their places, and wait for it. `run_all`: like `map`, on several threads."""
         for name, tensor in bucket.items():
             room = self.tensors[name]
             if (room.shape, room.dtype) != (tensor.shape, tensor.dtype):
@@ -104,6 +105,6 @@ def in_host_memory(tensor: Tensor) -> bool:
 
 
 def _pieces(tensor: Tensor) -> Sequence[np.ndarray]:
-    """The bytes of a contiguous tensor in host memory."""
+    """The bytes of a contiguous tensor in host memory, in pieces of `_PIECE_BYTES`."""
     raw = as_bytes(tensor)
     return [raw[start : start + _PIECE_BYTES] for start in range(0, len(raw), _PIECE_BYTES)]

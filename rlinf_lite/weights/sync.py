@@ -1,17 +1,16 @@
 """Versioned weight transfer.
 
 Receivers on the sender's node map one shared-memory segment, into which the sender writes each version once, in the
-types that receivers have. Parameters in host memory (of a policy on the CPU, or one whose GPU is lent to the actor
-meanwhile) are views of it, and nothing is copied on their side; those on a GPU, and buffers, are copied from it. GPUs
-read and write it directly: it is page-locked. With `weight_sync.cuda_ipc` a receiver on the sender's own GPU copies
-from the sender's tensors instead, bucket by bucket.
-Receivers on other nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time and all receivers the same: to
-a node without an actor each crosses the network once, and lies in its shared memory once for every receiver there.
+receivers' types. A receiver's parameters in host memory (of a policy on the CPU, or one whose GPU the actor uses
+meanwhile) are views of the segment and need no copy; parameters on a GPU, and buffers, are copied from it. The segment
+is page-locked, so GPUs read and write it directly. With `weight_sync.cuda_ipc`, a receiver on the sender's own GPU
+copies from the sender's tensors instead, bucket by bucket.
+Receivers on other nodes get buckets of at most `weight_sync.bucket_bytes`, one at a time, the same for all receivers: a
+bucket crosses the network once to each node without an actor, and all receivers there share it in shared memory.
 
-The sender offers a version, the receivers come when they can (one that acts, between two decisions), and only then is
-anything written: a segment is rewritten while every receiver waits in `receive`, so no one ever computes with half a
-version. Receivers say what they have: where one is new, or has not mapped this sender's segment, everything is sent
-again, in a new one.
+The sender offers a version, and each receiver answers when it is ready (while acting, between two decisions). Weights
+are written only while all receivers wait, so no receiver computes with a mixture of versions. The answers say what
+receivers have: if one is new, or has not mapped this sender's segment, all tensors are sent again, in a new segment.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class WeightVersionError(RuntimeError):
-    """A receiver was sent another version than the one that it expects."""
+    """A receiver was offered another version than it expects."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a sender says first: it has weights of `version`, and transfer `number` (from 1) would bring them."""
+    """A sender's first message: it has weights of `version`, which transfer `number` (from 1) would bring."""
 
     version: int
     number: int
@@ -50,22 +49,22 @@ class Offer:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a receiver answers when it waits for the weights of an offer."""
+    """A receiver's answer to an offer: it now waits for the weights."""
 
-    complete: bool  # it has had everything once: what may have changed is enough
-    segment: str | None  # that it has mapped
-    dtypes: dict[str, torch.dtype]  # of its floating tensors that are not float32
-    gpu: str | None  # that its parameters are on
+    complete: bool  # it has received all tensors before, so those that may have changed are enough
+    segment: str | None  # the segment that it has mapped
+    dtypes: dict[str, torch.dtype]  # types of its floating tensors that are not float32
+    gpu: str | None  # the GPU of its parameters
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that may be a DTensor, known by its method: rollout workers start faster without that import."""
+    """The whole of a tensor that may be a DTensor. That class is not imported, as rollout workers start faster so."""
     full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full
 
 
 def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, Tensor]]:
-    """Parameters (or only those that train) and persistent buffers, such as running statistics; tied ones once."""
+    """Parameters (or only trainable ones) and persistent buffers, such as running statistics; tied tensors once."""
     parameters = [(name, p) for name, p in module.named_parameters() if p.requires_grad or not trainable_only]
     buffers = list(module.named_buffers(remove_duplicate=False))
     persistent = module.state_dict().keys() if buffers else ()
@@ -74,10 +73,10 @@ def synced_tensors(module: nn.Module, trainable_only: bool) -> list[tuple[str, T
 
 
 class WeightSender:
-    """The actor's side. Every actor rank calls `send` (sharded tensors are gathered); ranks with receivers transfer.
+    """The actor's side. All actor ranks must call `send`, as sharded tensors are gathered; ranks with receivers
+    (`WeightRoutes`) also transfer.
 
-    `WeightRoutes` says which rank serves whom. Into shared memory `num_threads` threads write: one core alone
-    has half of two cores' memory bandwidth, and the receivers wait.
+    `num_threads` threads write to shared memory while receivers wait: two cores have twice the memory bandwidth of one.
     """
 
     def __init__(
@@ -96,14 +95,14 @@ class WeightSender:
         self._receivers = routes.receivers(worker.rank)
         own_node = routes.actor_nodes[worker.rank]
         self._on_this_node = {rank for rank in self._receivers if routes.rollout_nodes[rank] == own_node}
-        self._names: list[str] = []  # of what was trained when weights were last sent
+        self._names: list[str] = []  # tensors that were trainable at the last transfer
 
     def send(self, version: int, module: nn.Module, number: int = 0) -> None:
-        """Bring every receiver to `version`: everything the first time, then parameters that train and buffers.
-        `number`: of this transfer, for receivers that take it while they act.
+        """Bring every receiver to `version`: all tensors the first time, then trainable parameters and buffers.
+        `number`: the transfer's number, for receivers that take it while they act.
 
-        Each sender's buffers are those of its own rank. Where a receiver fails, a sender still takes its part in
-        gathering tensors before it raises: the other senders would wait for it.
+        Buffers are those of the sending rank. If a receiver fails, the sender still takes part in gathering tensors,
+        for which the other senders wait, before it raises SchedulerError.
         """
         link, ready = Link(self._worker, self._group, self._timeout_s, number), dict[int, Ready]()
         problem: SchedulerError | None = None
@@ -126,7 +125,7 @@ class WeightSender:
         ways: list[Transport] = [transports.CommonGPU(link, lent_to), self._shared_memory, elsewhere]
 
         trained = synced_tensors(module, trainable_only=True)
-        names = [name for name, _ in trained]  # what is not among them any more may have changed before it was frozen
+        names = [name for name, _ in trained]  # a parameter that was frozen since may have changed before
         everything = is_new or names != self._names or not all(receiver.complete for receiver in ready.values())
         everything = self._agree(everything, problem)
         tensors = synced_tensors(module, trainable_only=False) if everything else trained
@@ -151,7 +150,8 @@ class WeightSender:
             way.end(tuple(dict(tensors)))
 
     def _agree(self, everything: bool, problem: SchedulerError | None) -> bool:
-        """Whether any sender has to send everything: all go through the same tensors, or give up together."""
+        """Whether any sender has to send all tensors; all must go through the same ones. If any sender has a problem,
+        all raise SchedulerError."""
         if dist.is_initialized():
             flags = torch.tensor([float(everything), float(problem is not None)], device=self._worker.device)
             dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -165,9 +165,9 @@ class WeightSender:
     def _buckets(
         self, tensors: Iterable[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype], lends: bool
     ) -> Iterator[dict[str, Tensor]]:
-        """Whole tensors in the types that receivers have, at most `bucket_bytes` at a time (a larger tensor travels
-        alone), where they are. `lends`: copies, since what is lent itself stays lent in torch's books until it is
-        freed, which parameters never are."""
+        """Whole tensors in the receivers' types, on their own devices, in buckets of at most `bucket_bytes` (a larger
+        tensor is alone). `lends`: copies, as torch keeps count of lent tensors until they are freed, and parameters
+        never are."""
         bucket: dict[str, Tensor] = {}
         num_bytes = 0
         for name, tensor in tensors:
@@ -184,7 +184,7 @@ class WeightSender:
 
 
 def _gpu(module: nn.Module) -> str | None:
-    """The GPU that parameters are on, and which of its process's it is; None: host memory."""
+    """The parameters' GPU: its id, and its device name in this process; None: they are in host memory."""
     device = next(module.parameters()).device  # a process has one GPU
     return f"{torch.cuda.get_device_properties(device).uuid} {device}" if device.type == "cuda" else None
 
@@ -193,7 +193,7 @@ class WeightReceiver:
     """The rollout worker's side, for one module."""
 
     version: int
-    """Version of the weights that the module has; -1 before the first transfer."""
+    """Version of the module's weights; -1 before the first transfer."""
 
     def __init__(self, worker: Worker, group: str, sender_rank: int, module: nn.Module, timeout_s: float) -> None:
         self._worker, self._group, self._sender = worker, group, sender_rank
@@ -203,12 +203,12 @@ class WeightReceiver:
         self._dtypes = {name: dtype for name, dtype in floating.items() if dtype != torch.float32}
         self._complete = False
         self._segment: str | None = None
-        self._written: dict[str, Tensor] = {}  # in the segment
+        self._written: dict[str, Tensor] = {}  # the segment's tensors
         self.version, self._number = -1, 0
 
     def receive(self, version: int | None = None, number: int = 0) -> int:
-        """Wait for transfer `number`, which must be of `version` (None: of whichever comes), unless `take` has had it
-        or a later one already; returns the version that is there then.
+        """Wait for transfer `number`, which must be of `version` (None: of any). Does not wait if `take` has already
+        received it or a later one. Returns the version that the module has then.
 
         Raises:
             WeightVersionError: if another version is offered.
@@ -224,14 +224,14 @@ class WeightReceiver:
         return self.version
 
     def offered(self) -> Offer | None:
-        """What is offered by now, which then is to be taken; does not wait."""
+        """The offer that has arrived, which must then be taken, or None; does not wait."""
         with suppress(RecvTimeoutError):
             offer: Offer = self._worker.recv(self._group, self._sender, 0.0)
             return offer
         return None
 
     def take(self, offer: Offer) -> None:
-        """Put what is offered into the module."""
+        """Receive the offered weights into the module."""
         link = Link(self._worker, self._group, self._timeout_s, offer.number)
         link.send(Ready(self._complete, self._segment, self._dtypes, _gpu(self._module)), self._sender)
         last = False
@@ -251,8 +251,8 @@ class WeightReceiver:
         self._complete, self.version, self._number = True, offer.version, offer.number
 
     def _map(self, path: str, entries: list[Entry]) -> None:
-        """Make parameters in host memory views of the segment. A view of a parameter that the module keeps elsewhere
-        would still see its old memory, as after `nn.Module.to`. Buffers are copied: a pass may change them."""
+        """Make parameters in host memory views of the segment. Other views of a parameter keep its old memory, as after
+        `nn.Module.to`. Buffers are not views, as a pass may change them."""
         segment = Segment(path, entries, create=False, lock=self._worker.device != "cpu")
         self._segment, self._written = path, segment.tensors
         for name, parameter in self._module.named_parameters():
@@ -260,7 +260,7 @@ class WeightReceiver:
                 parameter.data = self._written[name]
 
     def _own(self) -> dict[str, Tensor]:
-        """The module's tensors, which may have been replaced, as by a pass or by loading weights."""
+        """The module's current tensors by name; a pass, or loading weights, may have replaced earlier ones."""
         buffers = self._module.named_buffers(remove_duplicate=False)
         return dict(itertools.chain(self._module.named_parameters(), buffers))
 
@@ -274,8 +274,8 @@ class WeightReceiver:
             ) from error
 
     def _copy(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy into the module's own tensors, except where both are the same memory. The sender changes them once it
-        knows that they have been read."""
+        """Copy into the module's own tensors, except those in the same memory. Waits for the GPU, since the sender may
+        change `tensors` as soon as this is done."""
         own = self._own() if tensors else {}
         with torch.no_grad():
             for name, tensor in tensors.items():
@@ -286,19 +286,19 @@ class WeightReceiver:
 
 
 def _overwrite(name: str, own: Tensor, sent: Tensor) -> None:
-    """`copy_`, which alone would repeat a smaller tensor."""
+    """`own.copy_(sent)`, but raises SchedulerError for other shapes, which `copy_` might broadcast."""
     if own.shape != sent.shape:
         raise SchedulerError(f"{name} was {list(own.shape)} when the model was built, and is {list(sent.shape)} now")
     own.copy_(sent, non_blocking=own.is_cuda)
 
 
 def is_whole(model: nn.Module) -> bool:
-    """Whether every parameter is on this rank in full."""
+    """Whether this rank has every parameter in full."""
     return not any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Copy from a module, sharded or not, into a whole one of this process; all ranks of a sharded one call this."""
+    """Copy from a module, sharded or not, into an unsharded one; all ranks of a sharded module must call this."""
     into = dict(synced_tensors(target, trainable_only=False))
     with torch.no_grad():
         for name, tensor in synced_tensors(source, trainable_only=False):

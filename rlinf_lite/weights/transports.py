@@ -1,4 +1,4 @@
-"""Three ways for weights from a sender to receivers: shared memory of a node, tensors of a common GPU, and messages."""
+"""Three ways to bring weights from a sender to receivers: a node's shared memory, a common GPU's tensors, messages."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rlinf_lite.scheduler import Worker
 
 IPC_HINT = "Set weight_sync.cuda_ipc=false: weights then go through host memory."
-_segment_numbers = itertools.count()  # of this process, in which one sender may follow another
+_segment_numbers = itertools.count()  # per process, as it may have several senders one after the other
 
 
 @dataclass(frozen=True)
 class Link:
-    """Messages of one transfer, which are not taken for those of another transfer, or of a step."""
+    """Messages of one transfer, tagged so that they are not mixed up with those of another."""
 
     worker: Worker
     group: str
@@ -43,16 +43,16 @@ class Link:
 
 @dataclass(frozen=True)
 class Written:
-    """What a sender says when a version is in the segment."""
+    """A sender's message: the tensors `names` of the version are in the segment."""
 
     names: tuple[str, ...]
-    new: tuple[str, list[Entry]] | None  # where the segment is, for those that have to map it
+    new: tuple[str, list[Entry]] | None  # path and entries of a segment that must be mapped
 
 
 @dataclass(frozen=True)
 class Lent:
-    """A bucket of tensors of the sender's, by name: functions that open them in another process, and their arguments.
-    The sender does not touch them until the receiver has answered."""
+    """A bucket of the sender's tensors, by name: functions that open them in another process, and their arguments. The
+    sender does not change them until the receiver has answered."""
 
     tensors: dict[str, tuple[Any, ...]]
 
@@ -68,17 +68,17 @@ class Transport:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until they may change again."""
+        """Wait until the tensors may change again."""
         for rank in self.ranks:
             self.link.recv(rank)
 
     def end(self, names: tuple[str, ...]) -> None:
-        """Say that these were all."""
+        """Tell the receivers that all tensors, `names`, were sent."""
         self.link.send(({}, True), self.ranks)
 
 
 class Messages(Transport):
-    """Buckets to other nodes, to all receivers the same."""
+    """Receivers on other nodes get the buckets as messages, the same for all."""
 
     def send(self, bucket: Mapping[str, Tensor]) -> None:
         if self.ranks:
@@ -101,19 +101,19 @@ class SharedMemory(Transport):
         self._segment: Segment | None = None
 
     def begin(self, link: Link, mapped: Mapping[int, str | None]) -> bool:
-        """Begin a transfer. `mapped`: by rank, the segment that a receiver has. Returns whether there has to be a new
-        one (`create`), which takes everything."""
+        """Begin a transfer. `mapped`: the segment that a receiver has, by rank. Returns whether a new segment is needed
+        (`create`), into which all tensors must be written."""
         self.link, self.ranks = link, list(mapped)
         here = None if self._segment is None else self._segment.path
         self._is_new = any(path is None or path != here for path in mapped.values())
         return self._is_new
 
     def create(self, tensors: Sequence[tuple[str, Tensor]], dtypes: Mapping[str, torch.dtype]) -> None:
-        """Make a new segment if there has to be one."""
+        """Make a new segment if one is needed."""
         if not self._is_new:
             return
         if self._segment is not None:
-            with suppress(FileNotFoundError):  # it is there if the transfer that made it was interrupted
+            with suppress(FileNotFoundError):  # the file is left only if its first transfer was interrupted
                 os.unlink(self._segment.path)
         self._segment, worker = None, self.link.worker
         entries = layout((name, tensor.shape, wanted(name, tensor, dtypes)) for name, tensor in tensors)
@@ -126,7 +126,7 @@ class SharedMemory(Transport):
             self._segment.write(bucket, self._threads.map)
 
     def wait(self) -> None:
-        pass  # receivers read it at the end
+        pass  # receivers read only at the end
 
     def end(self, names: tuple[str, ...]) -> None:
         if self._segment is not None:
@@ -134,18 +134,18 @@ class SharedMemory(Transport):
             for rank in self.ranks:
                 self.link.send((Written(names, new), True), rank)
             if self._is_new:
-                for rank in self.ranks:  # until they have mapped it
+                for rank in self.ranks:  # wait until they have mapped it
                     self.link.recv(rank)
                 os.unlink(self._segment.path)
 
 
 def wanted(name: str, tensor: Tensor, dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
-    """The type that receivers have, who say which of theirs are not float32."""
+    """The receivers' type of a tensor. `dtypes`: those of their floating tensors that are not float32."""
     return dtypes.get(name, torch.float32) if tensor.is_floating_point() else tensor.dtype
 
 
 def _lend(bucket: Mapping[str, Tensor]) -> Lent:
-    """For one receiver: torch counts who has what is lent."""
+    """Lend a bucket to one receiver; each needs its own, as torch counts the holders of lent memory."""
     try:
         return Lent({name: reduce_tensor(tensor) for name, tensor in bucket.items()})
     except RuntimeError as error:

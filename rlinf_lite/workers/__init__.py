@@ -1,6 +1,6 @@
-"""What each process of a component does.
+"""The worker classes of a run's components: actor, rollout, env and others.
 
-Names are loaded when first used: environments need neither torch nor models.
+Names are loaded when they are first used, so that env workers load neither torch nor models.
 """
 
 from lazy_loader import attach_stub

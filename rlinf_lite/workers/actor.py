@@ -4,12 +4,12 @@ The order of an update, top to bottom:
 
     recv_rollout_batch               trajectories of this actor's environments
     compute_advantages_and_returns   over the global batch; made into samples, one per decision
-    run_training                     log-probabilities again, where `config.names.recomputed_logprobs`; then epochs,
+    run_training                     recomputed log-probabilities, if `config.names.recomputed_logprobs`; then epochs,
                                      minibatches, micro-batches of samples; the loss; `training.Learner`
-    run_sft                          the same of demonstrated chunks, without the rest
+    run_sft                          one update on demonstrated chunks instead
 
-Who has a critic: `algorithms.needs_values` says whether `algorithm.adv_type` reads values, and then `_loss` has a value
-loss. Where truncated episodes are bootstrapped: `workers/rollout.py`.
+The critic: `algorithms.needs_values` says whether `algorithm.adv_type` reads values; if so, `_loss` has a value loss.
+Truncated episodes are bootstrapped in `workers/rollout.py`.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _TASKS_AT_ONCE = 64
 
 @dataclass
 class _Batch:
-    """This rank's samples, [n = rows * T, ...] each, and what is known of all ranks' samples."""
+    """This rank's samples, each field [n = rows * T, ...], and the masks of all ranks' samples."""
 
     forward_inputs: dict[str, Tensor]
-    acted: Tensor  # [n, C, D]: log-probabilities of the policy that acted
-    proximal: Tensor  # [n, C, D]: those that ratios are formed with; where nothing is recomputed, the same
-    versions: Tensor  # int64 [n]: of the weights that acted
+    acted: Tensor  # [n, C, D]: log-probabilities computed while acting
+    proximal: Tensor  # [n, C, D]: log-probabilities that ratios are formed with; the same if nothing is recomputed
+    versions: Tensor  # int64 [n]: versions of the weights that acted
     values: Tensor  # [n, 1 or C]
     advantages: Tensor  # [n, 1 or C]
     returns: Tensor  # [n, 1 or C]
@@ -72,7 +72,8 @@ class _Batch:
 
 
 class EmbodiedFSDPActor(Worker):
-    """Trains the policy on the trajectories of its own environments, over several ranks as `actor.strategy` says.
+    """Trains the policy on trajectories or demonstrations. Each rank has its own environments' trajectories;
+    `actor.strategy` sets how the model is spread over ranks.
 
     Advantages, shuffles and loss denominators are those of the global batch, so that updates do not depend on the
     number of actors.
@@ -88,14 +89,14 @@ class EmbodiedFSDPActor(Worker):
     trajectories: Trajectories | None
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
-    demonstrations: Demonstrations  # of an sft run
+    demonstrations: Demonstrations  # in an sft run
     spec: EnvSpec
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
 
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
-        """Build the policy and get ready to train; returns the number of parameters."""
+        """Build the policy and the optimizer; returns the number of parameters."""
         cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
         self.trajectories, self.batch = None, None
         be_deterministic(self.device, cfg.runner.deterministic)
@@ -112,8 +113,8 @@ class EmbodiedFSDPActor(Worker):
         return self.learner.num_parameters
 
     def sync_model_to_rollout(self, number: int = 0) -> None:
-        """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
-        only if it has weights of its own."""
+        """Send the present weights to the rollout workers, as transfer `number`. A rollout worker in this process gets
+        them only if it has a policy of its own."""
         rollout: Any = self.fused.get("rollout")
         shares = rollout is not None and rollout.policy is self.policy
         with self.timer("sync weights"), self.learner.sending(keeps_parameters=shares):
@@ -124,8 +125,8 @@ class EmbodiedFSDPActor(Worker):
         self.earlier.published(self.version)
 
     def recv_rollout_batch(self, step: int | None = None) -> None:
-        """Collect the trajectories of `step` (None: of whichever is played) of this actor's environments, from the
-        rollout workers."""
+        """Receive the trajectories of this actor's environments from the rollout workers; `step`: only those of this
+        step (None: of any)."""
         tag = ... if step is None else step
         parts: list[Trajectories] = []
         while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
@@ -146,14 +147,14 @@ class EmbodiedFSDPActor(Worker):
             inputs = replace(inputs, **gathered)
             metrics = {"rollout/rewards": float(inputs.rewards[inputs.mask.bool()].mean())}
             keep = torch.ones(len(inputs.rewards), dtype=torch.bool)
-            if algorithm.filter_groups:  # what does not train has no part in what advantages are normalised by
+            if algorithm.filter_groups:  # filtered groups must not influence the normalisation of advantages
                 keep = torch.zeros_like(keep)
                 keep[algorithms.filter_groups(inputs)] = True
                 inputs = replace(inputs, mask=inputs.mask * keep[:, None])
                 metrics["rollout/filtered_groups_frac"] = 1.0 - float(keep.float().mean())
             outputs = algorithms.compute_advantages(algorithm.adv_type, inputs, algorithm)
             advantages, returns = outputs.advantages.float(), outputs.returns.float()
-            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # else no one trains them
+            values = inputs.values if algorithms.needs_values(algorithm.adv_type) else None  # None: they are untrained
             if keep.any():
                 metrics |= advantage_metrics(advantages, returns, inputs.mask.bool(), values)
             if self.cfg.runner.mode == "async":
@@ -163,7 +164,7 @@ class EmbodiedFSDPActor(Worker):
             if algorithms.whitens(algorithm):
                 advantages = algorithms.whiten(advantages, inputs.mask)
 
-            # samples that train: decisions of which an action was executed, of groups with a signal
+            # samples that train: decisions with an executed action, in groups with a signal
             global_mask = self._all_gather(own.mask).flatten(0, 1)  # [N, C]
             valid = (global_mask.any(-1) & keep.repeat_interleave(len(global_mask) // len(keep))).numpy()
 
@@ -184,8 +185,8 @@ class EmbodiedFSDPActor(Worker):
         return metrics
 
     def run_training(self, step: int | None = None) -> dict[str, Any]:
-        """Update `update_epochs` times over the batch. `step`: for the learning rate and the shuffles; None: as many as
-        are done. Returns `train/*` metrics, the same on every rank, and spans."""
+        """Train `update_epochs` epochs on the batch. `step`: decides the learning rate and the shuffles; None: the
+        number of completed steps. Returns `train/*` metrics, the same on every rank, and spans."""
         step = self.version if step is None else step
         cfg, batch, learner, sums = self.cfg, self.batch, self.learner, MetricSums()
         assert batch is not None, "run_training before compute_advantages_and_returns"
@@ -233,14 +234,15 @@ class EmbodiedFSDPActor(Worker):
     def open_demonstrations(
         self, frames: str, statistics: dict[str, Statistics] | None
     ) -> tuple[dict[str, Statistics], list[str], list[str]]:
-        """Get ready to train on the frames that were decoded into this directory.
+        """Open the demonstrations whose frames were decoded into the directory `frames`.
 
-        A policy of random weights takes the statistics of a folder, unless `statistics` says which it took before the
-        run was interrupted (none, where empty). Returns those that it took; of `state` and `action` what it says to
-        normalise by them; and a line for each dimension in which a policy that keeps its own knows nothing of what is
-        there.
+        A policy with random weights takes the statistics of the folder. `statistics`: those that it took before the run
+        was interrupted (empty: it took none); None: the run begins. Returns the statistics that it took; which of
+        `state` and `action` it normalises by them; and a line for each dimension in which the demonstrations are
+        unusual for a policy that keeps its own statistics (`foreign_dimensions`).
 
-        Raises ValueError where the policy cannot be trained on them: for what it reads, or for one of their sentences.
+        Raises ValueError if the policy cannot be trained on them, because of missing inputs or an instruction that it
+        cannot read.
         """
         cfg = self.cfg
         self.demonstrations = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
@@ -266,7 +268,7 @@ class EmbodiedFSDPActor(Worker):
         return statistics, normalised, [] if is_fresh else foreign_dimensions(found, ranges)
 
     def run_sft(self, step: int) -> dict[str, Any]:
-        """Update once, on the batch of `step`, which every rank reads its own part of. Returns as `run_training`."""
+        """Update once, on the batch of `step`; every rank reads its own part of it. Returns as `run_training` does."""
         cfg, demonstrations, sums = self.cfg, self.demonstrations, MetricSums()
         batch = batch_indices(len(demonstrations), cfg.actor.global_batch_size, cfg.runner.seed, step)
         num_actions = int(demonstrations.mask(batch).sum())
@@ -275,11 +277,11 @@ class EmbodiedFSDPActor(Worker):
         def read(part: np.ndarray) -> dict[str, Tensor]:
             obs, actions = demonstrations.read(part)
             mask = torch.from_numpy(demonstrations.mask(part))
-            keys = noise_keys(cfg.runner.seed, part, step)  # of a chunk and a step, whichever rank has it
+            keys = noise_keys(cfg.runner.seed, part, step)  # depends on chunk and step, not on the rank
             return {**self.policy.sft_inputs({**obs, NOISE_KEY: keys}), "actions": actions, "mask": mask}
 
         def loss_fn(policy: Policy, inputs: dict[str, Tensor], found: MetricSums) -> Tensor:
-            """Its part of the mean over all ranks' actions."""
+            """This part's share of the mean loss over all ranks' actions."""
             with self.learner.autocast():
                 loss = policy.sft_loss({name: x.to(self.device) for name, x in inputs.items()})
             weight = float(inputs["mask"].sum())
@@ -299,13 +301,14 @@ class EmbodiedFSDPActor(Worker):
         self.learner.save(Path(directory) / "policy", Path(directory) / "training_state")
 
     def load_checkpoint(self, directory: str, version: int) -> None:
-        """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
+        """Load the files that `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
         self.earlier.forget()
 
     def _loss(self, denominator: Tensor, policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
-        """Loss of the samples `part` [b] of this rank; 0 for none, so that the rank takes part in what all ranks do."""
+        """Loss of this rank's samples `part` [b]; 0 for an empty part, so that the rank takes part in collective
+        operations."""
         assert self.batch is not None
         algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
         empty = len(part) == 0
@@ -331,7 +334,7 @@ class EmbodiedFSDPActor(Worker):
             if algorithm.correction.proximal == "interpolate":
                 versions = batch.versions[index, None, None].to(device)
                 proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
-                measured = positions & (self.version - versions[:, 0] > 1)  # of others they are those of acting
+                measured = positions & (self.version - versions[:, 0] > 1)  # for newer ones, proximal equals acted
             correction = algorithms.correction(
                 summed(proximal), summed(acted), positions, algorithm.correction, measured
             )
@@ -360,14 +363,14 @@ class EmbodiedFSDPActor(Worker):
     def _measure_drift(
         self, now: Tensor, acted: Tensor, mask: Tensor, versions: Tensor, sums: MetricSums, of: int | None = None
     ) -> None:
-        """How far log-probabilities [n, C, D] are from those of acting, where the weights that give them acted: those
-        of version `of`; None: the present ones."""
+        """Add the mean difference between log-probabilities `now` [n, C, D] and those of acting, over samples that the
+        same weights acted on: version `of`, or None for the present version."""
         same = mask[..., None] & (versions == (self.version if of is None else of))[:, None, None]
         drift, num_elements = torch.where(same, now - acted, 0.0).abs().sum(), same.sum() * acted.shape[2]
         sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=float(num_elements))
 
     def _measure_earlier(self, sums: MetricSums) -> None:
-        """The same of what the kept weights did, of a micro-batch at most."""
+        """Measure the drift for samples of the kept earlier weights, on at most one micro-batch."""
         assert self.batch is not None
         batch, version = self.batch, self.earlier.version
         index = torch.nonzero((batch.versions == version) & batch.mask.any(-1)).flatten()
@@ -378,7 +381,7 @@ class EmbodiedFSDPActor(Worker):
         self._measure_drift(scored, *of_index, sums, of=version)
 
     def _score(self, index: np.ndarray | None = None) -> Tensor:
-        """Log-probabilities [n, C, D] of all samples or of `index` [n], under the weights that the policy has; on the
+        """Log-probabilities [n, C, D] of all samples, or of `index` [n], under the policy's present weights; on the
         CPU."""
         return self._computed(lambda policy, x: {"": policy(x).logprobs.float()}, index)[""]
 
@@ -387,8 +390,8 @@ class EmbodiedFSDPActor(Worker):
         compute: Callable[[Policy, dict[str, Tensor]], dict[str, Tensor]],
         index: np.ndarray | None = None,
     ) -> dict[str, Tensor]:
-        """What `compute` makes of the forward inputs [n, ...] of the batch or of its samples `index` [n], which every
-        rank has as many micro-batches of; on the CPU."""
+        """The outputs of `compute` on the forward inputs [n, ...] of the batch, or of its samples `index` [n]; on the
+        CPU. Every rank must have the same number of micro-batches."""
         assert self.batch is not None
         inputs, learner = self.batch.forward_inputs, self.learner
         index = np.arange(len(self.batch.mask)) if index is None else index
@@ -411,14 +414,14 @@ class EmbodiedFSDPActor(Worker):
         return kept
 
     def _position_mask(self, mask: Tensor) -> Tensor:
-        """Executed actions [b, C] as the positions of `logprob_type`."""
+        """The mask of executed actions [b, C], in the positions of `logprob_type`."""
         level = self.cfg.algorithm.logprob_type
         if level == "chunk_level":
             return mask[:, :1]
         return mask if level == "action_level" else mask.repeat_interleave(self.policy.action_dim, dim=1)
 
     def _all_gather(self, rows: Tensor) -> Tensor:
-        """Rows of every rank, in rank order; every rank has the same number."""
+        """The rows of all ranks, in rank order; every rank has the same number."""
         if self.world_size == 1:
             return rows
         own = rows.to(torch.uint8) if rows.dtype == torch.bool else rows

@@ -1,8 +1,8 @@
-"""Collecting demonstrations: an expert plays seeded episodes, and what it wants at every env step is kept.
+"""Collecting demonstrations: an expert plays seeded episodes, and its intended action at every env step is recorded.
 
-The expert is the environment's own (`Demonstrator`), which gives as many next actions as it cares to without looking,
-or a trained policy that looks as often as it did in its own training. Noise moves the episodes off the expert's path;
-labels are what it wants where it then is.
+The expert is the environment's own (`Demonstrator`), which returns any number of next actions at once, or a trained
+policy, which returns as many as in its own training. Noise moves the episodes off the expert's path; the labels are the
+expert's actions without noise, for the states that the noise led to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FPS_WITHOUT_CLOCK = 10
 
 @dataclass
 class _Played:
-    """One row's frames so far: what was seen before each action, and the clean action."""
+    """The frames of one row so far: the observation before each action, and the action without noise."""
 
     frames: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class _Played:
 
 
 class Collector:
-    """Plays episodes in one env worker and writes its part of the dataset in `directory`."""
+    """Plays episodes in one env worker, and writes its part of the dataset in `directory`."""
 
     def __init__(self, cfg: Config, env: VecEnv, obs: Obs, directory: Path, rank: int, device: str) -> None:
         spec = get_env_spec(env, obs)
@@ -60,11 +60,11 @@ class Collector:
                 raise DemonstrationError(f"{problem}")
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
-        """Records of the episodes played so far; `env_id` is an episode's number."""
+        """Records of the episodes played so far; their `env_id` is the number of the episode."""
         self.num_env_steps = 0
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
-        """Play the episodes of these numbers, one per row, as far as `data.num_episodes` goes."""
+        """Play the episodes with these numbers, one per row; numbers from `data.num_episodes` on are not recorded."""
         data, chunk = self._cfg.data, self._cfg.model.num_action_chunks
         num_tasks = env_card(self._cfg.env.id).num_tasks(self._cfg.env.task)
         obs = env.reset([balanced_seed(data.seed, int(episode), num_tasks) for episode in episodes])
@@ -79,14 +79,15 @@ class Collector:
                 self._writer.add(_episode(episode, episode.record))
 
     def finish(self) -> dict[str, Any]:
-        """Finish this part. Returns episode records and the number of env steps."""
+        """Finish this part of the dataset. Returns the episode records and the number of env steps."""
         self._writer.finish()
         return {"episodes": self.records, "num_env_steps": self.num_env_steps}
 
     def _play_chunk(
         self, env: VecEnv, obs: Obs, episodes: np.ndarray, decision: int, running: np.ndarray, played: list[_Played]
     ) -> Obs:
-        """Ask the expert until a chunk is played, one env step after the other. Returns what is seen then."""
+        """Play one chunk, env step by env step, and ask the expert when its actions are used up. Returns the last
+        observation."""
         chunk, data = self._cfg.model.num_action_chunks, self._cfg.data
         noise = normal_noise(noise_keys(data.seed, episodes, decision), chunk * len(self._low))
         noise = noise.reshape(len(episodes), chunk, -1) * self._noise
@@ -109,7 +110,7 @@ class Collector:
         return obs
 
     def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
-        """The expert's next actions [B, n, D], at most `num_actions`, from what is seen."""
+        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`."""
         if self._teacher is not None:
             with torch.inference_mode():
                 taught: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
@@ -122,7 +123,7 @@ class Collector:
 
 
 def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
-    """What a frame has, without counters."""
+    """The features of a frame, without counters."""
     data, fps = cfg.data, fps_of(cfg)
     features = {
         PICTURES + camera: picture_feature(data.pictures, height, width, fps)
@@ -135,7 +136,7 @@ def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
 
 
 def fps_of(cfg: Config) -> int:
-    """Env steps per second of the dataset that is written."""
+    """The env steps per second of the dataset that is written."""
     own = env_card(cfg.env.id).steps_per_s(cfg.env.task, cfg.env.options) if cfg.data.fps is None else cfg.data.fps
     return _FPS_WITHOUT_CLOCK if own is None else max(1, round(own))
 
@@ -143,10 +144,10 @@ def fps_of(cfg: Config) -> int:
 def complete(
     cfg: Config, directory: Path, spec: EnvSpec, found: list[dict[str, Any]], took_s: float
 ) -> dict[str, float]:
-    """Make a dataset of what the collectors played and their `finish` returned. Returns counts of it.
+    """Make one dataset of the parts that the collectors wrote. `found`: the results of their `finish`. Returns counts.
 
     Raises:
-        DemonstrationError: where no episode is worth keeping.
+        DemonstrationError: if there is no episode to keep.
     """
     data = cfg.data
     summary = summarize_episodes([record for result in found for record in result["episodes"]], "expert")

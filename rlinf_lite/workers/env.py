@@ -1,4 +1,4 @@
-"""The env worker: steps its environments stage by stage, in the order in which the policy answers."""
+"""The env worker: it steps its environments stage by stage, in the order in which the policy answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @runtime_checkable
 class _Resumable(Protocol):
-    """The part of a VecEnv that exact resume needs; optional in custom environments."""
+    """The methods of a VecEnv that an exact resume needs; optional in custom environments."""
 
     def state_dict(self) -> list[dict[str, Any]]: ...
     def load_state_dict(self, rows: Sequence[dict[str, Any]]) -> Obs: ...
@@ -52,7 +52,7 @@ class _Resumable(Protocol):
 
 @dataclass
 class _Stage:
-    """One slice of this worker's environments and where it stands in the current phase."""
+    """One slice of this worker's environments, and its progress in the current phase (rollouts or evaluation)."""
 
     index: int
     env: VecEnv
@@ -67,7 +67,7 @@ class _Stage:
     """Rows in which an episode has ended since the phase began."""
 
     def begin(self) -> None:
-        """A phase begins; what was left of one that was given up is forgotten."""
+        """Begin a phase; forget the rest of an interrupted one."""
         self.actions, self.t, self.done, self.ended = {}, 0, False, set()
 
     def reset(self, seeds: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class _Stage:
                 check_finite("after reset", self.obs)
 
     def step(self, actions: np.ndarray) -> ChunkResult:
-        """Plays a chunk, after which `t` of them are done and `obs` is what comes next."""
+        """Play a chunk, count it in `t`, and put the next observations into `obs`."""
         with self.simulating():
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
@@ -94,24 +94,25 @@ class _Stage:
 
     @contextmanager
     def simulating(self) -> Iterator[None]:
-        """With `env.num_threads`; errors say which environments of the run they are about."""
+        """A context for simulation, with `env.num_threads` threads; errors name the environments by their ids in the
+        run."""
         try:
             with torch_threads(self.num_threads):
                 yield
         except EpisodeError as error:
             error.number(self.env_ids.tolist())
             raise
-        except SystemExit as error:  # a VecEnv's own: it would end the worker without saying where
+        except SystemExit as error:  # raised by a VecEnv: it would end the worker without a message
             raised = SimulatorError(type(self.env).__name__, error, range(len(self.env_ids)))
             raised.number(self.env_ids.tolist())
             raise raised from error
 
 
 class EnvWorker(Worker):
-    """Owns a contiguous block of environments; `rollout.pipeline_stage_num` stages of it take turns with the policy.
+    """Owns a contiguous block of environments, in `rollout.pipeline_stage_num` stages that take turns with the policy.
 
-    While the policy chooses actions for one stage, another is simulated. Observations go to the rollout workers that
-    `Layout` names; only episode records and timings return to the driver.
+    While the policy chooses actions for one stage, another stage is simulated. Observations go to the rollout workers
+    that `Layout` names; the driver gets only episode records, timings and environment states.
     """
 
     failover = "worker"
@@ -129,10 +130,10 @@ class EnvWorker(Worker):
         self.eval_stages = []
 
     def init(self, layout: Layout) -> EnvSpec:
-        """Build the environments, of training where there is any, and say what they are like.
+        """Build the environments (those of training; in an evaluation run, of evaluation) and return their spec.
 
         Raises:
-            EnvContractError: where an environment breaks the protocol, in sentences.
+            EnvContractError: if an environment breaks the protocol; the message explains how.
         """
         self.layout, self.next_step = layout, 0
         self.eval_layout = layout.of_evaluation(self.cfg.env.eval.num_envs)
@@ -150,8 +151,8 @@ class EnvWorker(Worker):
         return spec
 
     def interact(self, step: int | None = None) -> dict[str, Any]:
-        """Play `num_chunks` decisions in every environment; decision indices count on from `step`. None: the step
-        after that of the last call, of which a worker that was started again knows nothing.
+        """Play `num_chunks` decisions in every environment; their indices begin at `step * num_chunks`. `step=None`:
+        the step after that of the last call (a restarted worker does not know that one).
 
         Returns the finished episodes, the number of env steps, this worker's spans, and `state_dict` at the end.
         """
@@ -174,11 +175,11 @@ class EnvWorker(Worker):
         return {"episodes": records, "num_env_steps": num_env_steps, "spans": self.pop_spans(), "states": states}
 
     def evaluate(self) -> dict[str, Any]:
-        """Play the evaluation's seeded episodes, one wave after the other.
+        """Play the evaluation's seeded episodes, in waves of `env.eval.num_envs`.
 
-        Returns one record per episode, videos of the first `env.eval.num_videos`, and the rules that were played:
-        time limit in env steps, whether terminations were ignored. Raises EnvContractError where an episode does not
-        end within its time limit.
+        Returns one record per episode, videos of the first `env.eval.num_videos`, and the rules of the game: the time
+        limit in env steps, and whether terminations were ignored. Raises EnvContractError if an episode does not end
+        within its time limit.
         """
         cfg = self.cfg.env.eval
         num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
@@ -198,7 +199,7 @@ class EnvWorker(Worker):
                 episodes = self._episodes(stage, first_episode)
                 for record in result.episodes:
                     number = int(episodes[record.env_id])
-                    if number < cfg.num_episodes:  # a VecEnv may go on with another one, which does not count
+                    if number < cfg.num_episodes:  # a VecEnv may play on with another episode, which does not count
                         records.setdefault(number, replace(record, env_id=number))
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
                 last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
@@ -213,20 +214,20 @@ class EnvWorker(Worker):
                     raise EnvContractError(text, self.cfg.env.id)
         self.pop_spans()
         env = self.eval_stages[0].env
-        ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # what null stands for, the env decides
+        ignored = getattr(env, "ignore_terminations", cfg.ignore_terminations)  # if null, the env decides
         played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
         return {"episodes": list(records.values()), "videos": recorder.videos, "played": played}
 
     def _episodes(self, stage: _Stage, first: int) -> np.ndarray:
-        """Numbers of the evaluation's episodes that a stage plays in the wave from `first` on; for environments that
-        only make stages equally large, numbers that do not count."""
+        """The numbers of the evaluation episodes that a stage plays in the wave that begins at `first`. Environments
+        that only pad the stages to equal size get numbers that do not count."""
         cfg = self.cfg.env.eval
         return np.where(stage.env_ids < cfg.num_envs, first + stage.env_ids, cfg.num_episodes + stage.env_ids)
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
-        """Let the expert play this worker's part of `data.num_episodes`, and write its part of the dataset in
-        `directory`. Returns the episodes and the number of env steps."""
-        from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here does
+        """Let the expert play this worker's part of `data.num_episodes`, and write them into the dataset in
+        `directory`. Returns the episode records and the number of env steps."""
+        from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
 
         first = self.stages[0]
         collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
@@ -238,9 +239,9 @@ class EnvWorker(Worker):
         return collector.finish()
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The present state, one entry per environment, for an exact resume on any placement."""
+        """The present state of the environments, one entry each, for an exact resume on any placement."""
         if not self.cfg.env.train.auto_reset:
-            return []  # every step begins with a reset, whose seeds follow from the step
+            return []  # every step begins with a reset; its seeds depend on the step only
         return [
             {**row, "env_id": int(env_id)}
             for stage in self.stages
@@ -249,8 +250,8 @@ class EnvWorker(Worker):
         ]
 
     def load_state_dict(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Bring this worker's environments to where `state_dict` found them, by replay. `rows` may hold others' too;
-        environments that are not among them start again. Returns `state_dict`."""
+        """Restore this worker's environments from `state_dict` entries, by replay. `rows` may include those of other
+        workers; environments without an entry are reset. Returns the new `state_dict`."""
         by_id = {row["env_id"]: row for row in rows}
         for stage in self.stages if self.cfg.env.train.auto_reset else ():
             if not isinstance(stage.env, _Resumable):
@@ -291,7 +292,7 @@ class EnvWorker(Worker):
         return [env_seed(self.cfg.runner.seed, int(env_id) // group_size) for env_id in stage.env_ids]
 
     def _answers(self, stages: list[_Stage]) -> Iterator[tuple[_Stage, ChunkResult]]:
-        """Steps whichever stage has its actions next, from every rollout worker of it, until every stage is done."""
+        """Step each stage as soon as all its rollout workers have sent their actions, until every stage is done."""
         timeout_s = self.cfg.runner.phase_timeout_s
         while not all(stage.done for stage in stages):
             message: ActionMessage
@@ -315,7 +316,7 @@ class EnvWorker(Worker):
         last: bool = False,
         tag: int | None = None,
     ) -> None:
-        """Each rollout worker's rows to it, with what came of their last chunk; `tag` is the step of training."""
+        """Send each rollout worker its rows, with the results of their last chunk; `tag` is the training step."""
         for piece in stage.pieces:
             rows, answer = slice(piece.start, piece.stop), None
             if result is not None:

@@ -1,7 +1,8 @@
-"""Which worker owns which environments: a pure function of the placement.
+"""The assignment of environments to workers, as a pure function of the placement.
 
-Global environment ids 0..N-1 are cut into contiguous blocks, one per env worker; a block into contiguous stages. For
-each stage, rows go to rollout workers by `route`. Trajectories go to the actor that owns their id in N/A-sized blocks.
+Global environment ids 0..N-1 are split into contiguous blocks, one per env worker, and each block into contiguous
+stages. The rows of each stage go to rollout workers by `route`. Each of the A actors owns a contiguous block of N/A ids
+and gets their trajectories.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rlinf_lite.weights.routes import WeightRoutes
 
 @dataclass(frozen=True)
 class StagePiece:
-    """Rows of one stage of one env worker that one rollout worker serves; `start`, `stop` count within the stage."""
+    """The rows [start, stop) of one stage of an env worker that one rollout worker serves."""
 
     env_rank: int
     stage: int
@@ -26,33 +27,33 @@ class StagePiece:
 
 
 def padded(num_envs: int, num_stages: int) -> int:
-    """`num_envs`, and as many more as `num_stages` need to have equally many."""
+    """`num_envs` rounded up to a multiple of `num_stages`."""
     return -(-num_envs // num_stages) * num_stages
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes and nodes of the three groups, and how `num_envs` environments are spread over them."""
+    """The sizes and nodes of the three groups, and the assignment of `num_envs` environments to them."""
 
     num_envs: int
     num_env_workers: int
     num_stages: int
     rollout_nodes: tuple[int, ...]
-    """Node of every rollout worker, by rank."""
+    """The node of every rollout worker, by rank."""
     actor_nodes: tuple[int, ...]
-    """Node of every actor, by rank."""
+    """The node of every actor, by rank."""
 
     @property
     def num_actors(self) -> int:
         return len(self.actor_nodes)
 
     def of_evaluation(self, num_envs: int) -> Layout:
-        """With `num_envs` environments, padded."""
+        """The layout of an evaluation with `num_envs` environments, padded to equal stages."""
         return replace(self, num_envs=padded(num_envs, self.num_env_workers * self.num_stages))
 
     @property
     def stage_size(self) -> int:
-        """Environments of one stage of one env worker."""
+        """The number of environments in one stage of one env worker."""
         return self.num_envs // self.num_env_workers // self.num_stages
 
     @property
@@ -60,7 +61,7 @@ class Layout:
         return self.num_envs // self.num_actors
 
     def env_ids(self, env_rank: int, stage: int) -> np.ndarray:
-        """Global ids of a stage, int64 [stage_size]."""
+        """The global ids of a stage's environments, int64 [stage_size]."""
         first = (env_rank * self.num_stages + stage) * self.stage_size
         return np.arange(first, first + self.stage_size)
 
@@ -69,7 +70,7 @@ class Layout:
         return WeightRoutes(self.rollout_nodes, self.actor_nodes)
 
     def pieces(self) -> list[StagePiece]:
-        """Every piece, of all workers and stages."""
+        """All pieces, of all env workers and stages."""
         routes = route(self.num_env_workers, len(self.rollout_nodes), self.num_env_workers * self.stage_size)
         return [
             StagePiece(env_rank, stage, part.dst_rank, part.start, part.stop)
@@ -79,7 +80,7 @@ class Layout:
         ]
 
     def actor_slices(self, env_ids: np.ndarray) -> list[tuple[int, slice]]:
-        """Which actor owns which rows of a contiguous run of ids."""
+        """The actors that own rows of contiguous `env_ids`, each with the slice of its rows."""
         owners = env_ids // self.rows_per_actor
         starts = np.flatnonzero(np.diff(owners, prepend=-1))
         stops = np.append(starts[1:], len(env_ids))

@@ -1,4 +1,4 @@
-"""Messages between workers, and from workers to the driver."""
+"""The messages between workers, and from workers to the driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 @dataclass
 class StepResult:
-    """What came of one chunk in some rows: each array [B, C]; `final_obs` are the last observations of `final_rows`."""
+    """The result of one chunk in B rows; arrays are [B, C]. `final_obs`: the last observations of the episodes that
+    ended, in the rows `final_rows`."""
 
     rewards: np.ndarray
     terminated: np.ndarray
@@ -22,9 +23,9 @@ class StepResult:
 
 @dataclass
 class ObsMessage:
-    """env -> rollout: the observations that decision `t` needs, and the result of decision t - 1.
+    """env -> rollout: the observations for decision `t`, and the result of decision t - 1.
 
-    `noise_ids` and `decision` key the sampling noise. With `last` no action is wanted any more.
+    `noise_ids` and `decision` are the keys of the sampling noise. `last`: the message needs no answer.
     """
 
     stage: int
@@ -39,7 +40,7 @@ class ObsMessage:
 
 @dataclass
 class ActionMessage:
-    """rollout -> env: actions float32 [B, C, D] of the rows of `stage` from `start` on."""
+    """rollout -> env: actions float32 [B, C, D] for the rows of `stage` from `start` on."""
 
     stage: int
     start: int
@@ -48,16 +49,16 @@ class ActionMessage:
 
 @dataclass
 class EpisodeVideo:
-    """env -> driver: what the policy saw of one evaluation episode, at its start and at the ends of its chunks."""
+    """env -> driver: pictures of one evaluation episode as the policy saw them, at its start and after its chunks."""
 
     episode: int
     caption: str
-    """The instruction, or the task where there is none."""
+    """The instruction, or the task if there is none."""
     success: bool | None
-    """Success at any step; None where the environment has no notion of success."""
+    """Success at any step; None if the environment does not define success."""
     length: int
-    """Env steps."""
+    """Length in env steps."""
     steps_to_success: int | None
-    """Env steps until the first success; None without one."""
+    """Env steps until the first success; None if there was none."""
     frames: np.ndarray
     """uint8 [T, H, W, 3] of the first camera."""

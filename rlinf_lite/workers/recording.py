@@ -1,4 +1,4 @@
-"""Records evaluation episodes as the policy saw them: no frame is rendered for it."""
+"""Records evaluation episodes from the policy's observations; nothing is rendered for it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from rlinf_lite.envs import ChunkResult, Obs
 from rlinf_lite.workers.messages import EpisodeVideo
 
 MAX_SIDE = 160
-"""Larger images are thinned to at most this many pixels a side."""
+"""Longest side of a frame in pixels; larger images are subsampled."""
 MAX_FRAMES = 40
-"""Longer episodes are thinned to about this many frames."""
+"""Approximate number of frames; longer episodes are subsampled."""
 
 
 class EpisodeRecorder:
-    """Keeps the first camera of the episodes numbered below `num_videos`; of environments without images, nothing.
+    """Records the first camera of the episodes 0 .. num_videos - 1; nothing if there are no images.
 
-    `num_decisions` is the longest episode's number of chunks.
+    `num_decisions`: the number of chunks of the longest episode.
     """
 
     videos: list[EpisodeVideo]
@@ -29,7 +29,7 @@ class EpisodeRecorder:
         self._captions: dict[int, str] = {}
 
     def begin(self, episodes: np.ndarray, obs: Obs) -> None:
-        """Row i of `obs` is the first observation of episode `episodes[i]`."""
+        """Begin episodes: row i of `obs` is the first observation of episode `episodes[i]`."""
         if not obs.get("images"):
             return
         for row in np.flatnonzero(episodes < self._num_videos).tolist():
@@ -38,7 +38,7 @@ class EpisodeRecorder:
             self._captions[episode] = obs["instruction"][row] if obs.get("instruction") else ""
 
     def add(self, episodes: np.ndarray, decision: int, result: ChunkResult) -> None:
-        """What came of chunk `decision` (from 1) in every row."""
+        """Add the result of chunk `decision` (counted from 1) for all rows."""
         ended = {record.env_id: record for record in result.episodes}
         final_rows, final_obs = result.final_obs or (np.empty(0, np.int64), Obs())
         for row, episode in enumerate(episodes.tolist()):
@@ -56,7 +56,7 @@ class EpisodeRecorder:
 
 
 def _frame(obs: Obs, row: int) -> np.ndarray:
-    """A copy: environments may write their next images over this one."""
+    """A subsampled copy of a row's image; environments may overwrite the original."""
     image = next(iter(obs["images"].values()))[row]
     every = -(-max(image.shape[:2]) // MAX_SIDE)
     return image[::every, ::every].copy()

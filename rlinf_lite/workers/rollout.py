@@ -1,9 +1,9 @@
-"""The rollout worker: serves the policy to whichever stage of environments is ready, and builds trajectories.
+"""The rollout worker: it acts with the policy for each stage of environments that is ready, and builds trajectories.
 
-Truncated episodes are bootstrapped here: an episode that a time limit ends is worth what the policy's value says of its
-final observation, one that terminates 0 (`algorithm.bootstrap_type`). `_serve` asks for these values,
-`TrajectoryBuilder` puts them into `next_values`, and `algorithms.gae` reads them. Only estimators with a critic need it
-(`algorithms.needs_values`).
+Truncated episodes are bootstrapped here: the value after an episode that a time limit ended is the policy's value of
+its final observation; after a termination it is 0 (`algorithm.bootstrap_type`). `_serve` requests these values,
+`TrajectoryBuilder` puts them into `next_values`, and `algorithms.gae` reads them. Only estimators with a critic need
+them (`algorithms.needs_values`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rlinf_lite.workers.trajectory import TrajectoryBuilder
 
 
 class MultiStepRolloutWorker(Worker):
-    """Answers observations with action chunks, in order of arrival and one message at a time.
+    """Answers observations with action chunks, in order of arrival, one message at a time.
 
-    Messages are never merged into larger batches: which rows are computed together depends on the placement only, not
-    on timing, so that a run can be repeated bit for bit.
+    Messages are never merged into larger batches. So the placement alone, and not timing, decides which rows are
+    computed together, and a run can be repeated bit for bit.
     """
 
     failover = "worker"
@@ -48,15 +48,15 @@ class MultiStepRolloutWorker(Worker):
     layout: Layout
     policy: Policy
     precision: str
-    """That passes compute in."""
+    """The precision of forward passes."""
     num_chunks: int
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
 
     def init(self, layout: Layout, spec: EnvSpec) -> PolicyInputs | None:
-        """Build the policy, whose weights arrive with the first `sync_model_from_actor`; or act with that of the actor
-        in this process, where it is whole there. Returns what the policy says to read."""
+        """Build the policy; its weights arrive with the first `sync_model_from_actor`. If the actor in this process has
+        a complete policy, that one is used instead. Returns the policy's inputs (`Policy.reads`)."""
         graphs.enabled = self.cfg.rollout.cuda_graphs
         self.layout, self.version = layout, -1
         be_deterministic(self.device, self.cfg.runner.deterministic)
@@ -65,7 +65,7 @@ class MultiStepRolloutWorker(Worker):
         self.precision = self.cfg.actor.precision
         if self.shares:
             self.policy = actor.policy
-        else:  # random numbers of an actor in this process go on as they would without this: it has built the same one
+        else:  # the seed disturbs no actor in this process: it has seeded and built the same policy just before
             torch.manual_seed(self.cfg.runner.seed)
             self.policy = build_policy(self.cfg, spec).eval().requires_grad_(False)
             if rollout_dtype(self.cfg, self.device) == "bf16":
@@ -80,8 +80,8 @@ class MultiStepRolloutWorker(Worker):
         return self.policy.reads()
 
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
-        """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
-        came while acting."""
+        """Receive transfer `number` of the actor's weights, which must be of `version` (None: any), unless `generate`
+        has taken it already."""
         with self.timer("sync weights"), torch_threads(self.cfg.rollout.num_threads):
             if self.actor is None:
                 self.version = self.receiver.receive(version, number)
@@ -91,9 +91,9 @@ class MultiStepRolloutWorker(Worker):
                 raise WeightVersionError(f"{self.name} expects weights {version}, the actor's are {self.actor.version}")
 
     def generate(self, step: int | None = None) -> dict[str, Any]:
-        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories on. Weights
-        that the actor has ready meanwhile are taken between two decisions. `step`: which one is served, where env
-        workers may play several; None: whichever they play.
+        """Act for `num_chunks` decisions in every environment of this worker, then send the trajectories to the actors.
+        Weights that the actor sends meanwhile are taken between two decisions. `step`: the step to serve, if env
+        workers may play several; None: any.
         """
         tag = ... if step is None else step
         builders = {
@@ -117,7 +117,7 @@ class MultiStepRolloutWorker(Worker):
 
     @contextmanager
     def _gives_back(self) -> Iterator[None]:
-        """Around a phase, after which the actor has the memory of what acting keeps, if it shares or takes it."""
+        """A context for acting. At its end the memory that acting keeps is released, if the actor needs it."""
         try:
             yield
         finally:
@@ -125,8 +125,8 @@ class MultiStepRolloutWorker(Worker):
                 self.policy.release()
 
     def evaluate(self) -> dict[str, Any]:
-        """Act for the evaluation's episodes, without keeping anything. Returns what the policy has for the options that
-        the config leaves to it (null), such as a checkpoint's number of denoising steps."""
+        """Act for the evaluation's episodes, without building trajectories. Returns the policy's values of the options
+        that the config leaves open (null), such as a checkpoint's number of denoising steps."""
         cfg = self.cfg.env.eval
         unfinished = set(self._pieces(self.layout.of_evaluation(cfg.num_envs)))
         with self.weights.loaded(), self._gives_back():
@@ -142,16 +142,16 @@ class MultiStepRolloutWorker(Worker):
         return {name: has[name] for name in left_open if name in has}
 
     def take_statistics(self, statistics: dict[str, Statistics]) -> None:
-        """Normalise as the actor's policy does since it has seen the demonstrations."""
+        """Normalise by the statistics that the actor's policy took from the demonstrations."""
         self.policy.take_statistics(statistics)
 
     def _pieces(self, layout: Layout) -> dict[tuple[int, int, int], np.ndarray]:
-        """Environments that this worker serves, by env rank, stage and first row."""
+        """The ids of the environments that this worker serves, by (env rank, stage, first row)."""
         own = [piece for piece in layout.pieces() if piece.rollout_rank == self.rank]
         return {(p.env_rank, p.stage, p.start): layout.env_ids(p.env_rank, p.stage)[p.start : p.stop] for p in own}
 
     def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
-        """Take what came of the last decision; then decide again, or hand the trajectories on."""
+        """Take the result of the last decision; then decide again, or send the trajectories to the actors."""
         result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
         if result is not None:
             builder.add_result(result)
@@ -168,7 +168,7 @@ class MultiStepRolloutWorker(Worker):
             logprobs, values = output.logprobs.float().cpu(), output.values.float().cpu()
             builder.add_decision(logprobs, values, inputs, self.version)
             return
-        if with_values:  # bootstrap: episodes that go on, from what they see now
+        if with_values:  # bootstrap: episodes that go on, from their present observation
             running = builder.running_rows()
             builder.need_values(running, take_rows(message.obs, running))
         trajectories = builder.finish(self._values(builder.pending_observations()))
@@ -185,7 +185,7 @@ class MultiStepRolloutWorker(Worker):
         return output
 
     def _values(self, observations: list[dict[str, Any]]) -> Tensor | None:
-        """First value of every row of `observations`, in batches no larger than a stage."""
+        """The first value of every row of `observations`, computed in batches no larger than a stage."""
         if not observations:
             return None
         obs = concat_rows(observations)
@@ -203,7 +203,7 @@ class MultiStepRolloutWorker(Worker):
             with threads, shapes_vary(), torch.inference_mode(), autocast(self.device, self.precision):
                 yield
             return
-        self.policy.eval()  # what it keeps from here on may be of use to training: no inference mode
+        self.policy.eval()  # no inference mode: training may use tensors that the policy caches here
         try:
             with threads, shapes_vary(), torch.no_grad(), autocast(self.device, self.precision):
                 yield

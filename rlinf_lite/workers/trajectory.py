@@ -1,4 +1,4 @@
-"""Trajectories: T decisions of B environments, built where the policy acts and sent once to the actors."""
+"""Trajectories: T decisions of B environments, built by rollout workers and sent once to the actors."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlinf_lite.workers.messages import StepResult
 
 @dataclass
 class Trajectories:
-    """T decisions (chunks of C actions of D dimensions) of B environments, ascending in `env_ids`.
+    """T decisions (chunks of C actions with D dimensions) of B environments, sorted by `env_ids`.
 
-    `mask` tells which actions were executed: not those after an episode's end within a chunk, nor those of an
-    environment that waits for its next reset. `next_values` is the value of what follows a decision: of the next one,
-    of the final observation where the episode was truncated, 0 where it terminated (see algorithm.bootstrap_type).
+    `mask`: the actions that were executed, without those after an episode's end within a chunk, and those of an
+    environment that waits for its next reset. `next_values`: the value after each decision: that of the next decision;
+    that of the final observation if the episode was truncated; 0 if it terminated (see algorithm.bootstrap_type).
     """
 
     env_ids: Tensor  # int64 [B]
@@ -31,17 +31,17 @@ class Trajectories:
     logprobs: Tensor  # float32 [B, T, C, D]
     values: Tensor  # float32 [B, T, 1 or C]
     next_values: Tensor  # float32 [B, T]
-    versions: Tensor  # int64 [B, T]: of the weights that decided
+    versions: Tensor  # int64 [B, T]: versions of the weights that decided
     forward_inputs: dict[str, Tensor]  # each [B, T, ...]
 
     def rows(self, rows: slice) -> Trajectories:
-        """Some environments of the batch, as views."""
+        """The given environments, as views."""
         tensors = {name: x[rows] for name, x in vars(self).items() if name != "forward_inputs"}
         return Trajectories(**tensors, forward_inputs={name: x[rows] for name, x in self.forward_inputs.items()})
 
     @staticmethod
     def concat(parts: Sequence[Trajectories]) -> Trajectories:
-        """All environments of `parts`, in ascending order of their ids."""
+        """All environments of `parts`, sorted by id."""
         parts = sorted(parts, key=lambda part: int(part.env_ids[0]))
         inputs = [part.forward_inputs for part in parts]
         names = (f.name for f in fields(Trajectories) if f.name != "forward_inputs")
@@ -50,7 +50,7 @@ class Trajectories:
 
 
 class TrajectoryBuilder:
-    """Collects the decisions of the rows that are served together, t = 0..T-1, into `Trajectories`."""
+    """Collects the decisions t = 0..T-1 of rows that are served together into `Trajectories`."""
 
     def __init__(self, env_ids: np.ndarray, num_decisions: int) -> None:
         self.env_ids = env_ids
@@ -61,31 +61,31 @@ class TrajectoryBuilder:
         self._pending: list[tuple[int, np.ndarray, dict[str, Any]]] = []  # (t, rows, obs) whose value is needed
 
     def add_decision(self, logprobs: Tensor, values: Tensor, forward_inputs: dict[str, Tensor], version: int) -> None:
-        """What the policy, with weights of `version`, said about the next decision of every row."""
+        """Add the policy's outputs for the next decision of every row, computed by weights of `version`."""
         self._decisions.append((logprobs, values, forward_inputs))
         self._versions.append(version)
 
     def add_result(self, result: StepResult) -> None:
-        """What the environments answered to that decision."""
-        # copies: an array of the message would keep all of it, final observations too, in shared memory
+        """Add the environments' result of that decision."""
+        # copies: a view would keep the whole message, with its final observations, in shared memory
         self._results.append((result.rewards.copy(), result.terminated | result.truncated, result.executed.copy()))
 
     def need_values(self, rows: np.ndarray, obs: dict[str, Any]) -> None:
-        """Ask for the value of `obs` as what follows the latest decision of `rows`."""
+        """Request the value of `obs`, as the value after the latest decision of `rows`."""
         if len(rows):
             self._pending.append((len(self._results) - 1, rows, obs))
 
     def pending_observations(self) -> list[dict[str, Any]]:
-        """Observations whose values `finish` needs, in the order it needs them."""
+        """The observations whose values `finish` needs, in order."""
         return [obs for _, _, obs in self._pending]
 
     def running_rows(self) -> np.ndarray:
-        """Rows whose episode goes on after the latest decision."""
+        """The rows whose episode goes on after the latest decision."""
         _, dones, executed = self._results[-1]
         return np.flatnonzero(executed[:, 0] & ~dones.any(axis=1))
 
     def finish(self, pending_values: Tensor | None) -> Trajectories:
-        """The trajectories; `pending_values` [sum of rows] belong to `pending_observations`."""
+        """Build the trajectories. `pending_values` [sum of rows]: the values of `pending_observations`."""
         all_logprobs, all_values, inputs = zip(*self._decisions, strict=True)
         values = torch.stack(all_values, 1)
         rewards, dones, executed = (torch.from_numpy(np.stack(kind, 1)) for kind in zip(*self._results, strict=True))
@@ -109,7 +109,8 @@ class TrajectoryBuilder:
 
 
 def advantage_inputs(trajectories: Trajectories, cfg: AlgorithmConfig) -> AdvantageInputs:
-    """One position per chunk, [B, T], or with `reward_type: action_level` one per action, [B, T * C]."""
+    """The inputs of advantage estimation, with one position per chunk, [B, T], or with `reward_type: action_level` one
+    per action, [B, T * C]."""
     own = trajectories
     group_ids = own.env_ids // cfg.group_size
     rewards = torch.where(own.mask, own.rewards, 0.0).double() * cfg.reward_scale  # equal returns stay equal

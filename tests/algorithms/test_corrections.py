@@ -184,7 +184,7 @@ def test_a_proximal_policy_between_the_two_by_their_versions() -> None:
     assert not found.requires_grad
     by_row = interpolated_proximal(logprobs, behaviour, torch.tensor([[8], [10]]), version=10)
     torch.testing.assert_close(by_row, torch.tensor([[-2.0] * 3, [-3.0] * 3]))
-    with pytest.raises(InputError, match="version 11 acted, and the policy in training is of version 10"):
+    with pytest.raises(InputError, match="version 11 acted, but the policy in training has the older version 10"):
         interpolated_proximal(logprobs, behaviour, torch.tensor([[11], [0]]), version=10)
 
 

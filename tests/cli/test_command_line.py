@@ -26,6 +26,8 @@ from rlinf_lite.runners.checkpoints import CheckpointStore
 from rlinf_lite.runners.run_config import write_config
 from tests.runners.conftest import SMALL_MATH
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 CommandLine = Callable[[list[str]], int]
 
 
@@ -166,7 +168,7 @@ def test_a_suite_that_a_policy_does_not_fit_exits_with_2(
     assert command_line(["eval", *words]) == 2
     written = capsys.readouterr().err
     assert "the policy's state has 39 numbers, and that of MT10 49" in written and "Traceback" not in written
-    assert "--suite metaworld-mt10 has set env.id=metaworld env.task=MT10" in written
+    assert "--suite metaworld-mt10 sets env.id=metaworld env.task=MT10" in written
 
 
 @pytest.fixture
@@ -188,7 +190,7 @@ def runs_without_a_policy(tmp_path: Path) -> Path:
         ("nope", "nope: no such directory (looked for "),
         ("results/none", "results/none holds no complete checkpoint"),
         ("results/damaged", "weights has 4 of 8 bytes: this checkpoint is damaged"),
-        ("policy", "It is a policy: --config-name NAME actor.checkpoint_load_path=policy measures it"),
+        ("policy", "This is a policy without a run: --config-name NAME actor.checkpoint_load_path=policy measures it"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_one_message(
@@ -329,7 +331,7 @@ def test_train_eval_and_report_with_a_policy_beside_the_command(repo: Path, tmp_
         again = run("eval", str(run_dir), f"env.eval.seed={seed}", cwd=tmp_path, timeout_s=200)
         assert again.returncode == 0, again.stderr
         assert f"written to results/{run_dir.name}/eval_step_000002{name}.json" in again.stdout
-    assert f"{run_dir}/eval_step_000002_changed.json is of other settings or code, and stays" in again.stdout
+    assert f"{run_dir}/eval_step_000002_changed.json has other settings or code, and is kept" in again.stdout
     assert (run_dir / "eval_step_000002.json").read_text() == own
     assert json.loads(own)["protocol"]["seed"] == 10_000
 

@@ -122,7 +122,7 @@ def test_the_card_has_the_evaluations_that_are_named(
     assert main([*words, str(run / "metrics.jsonl")]) == 2
     assert "metrics.jsonl cannot be read: No such file" in capsys.readouterr().err
     assert main([*words, str(run / "checkpoints" / "last" / "policy" / "config.json")]) == 2
-    assert "config.json is no evaluation, as rlinf-lite eval writes them" in capsys.readouterr().err
+    assert "config.json is not an evaluation. Name a file that rlinf-lite eval has written" in capsys.readouterr().err
     assert main([*words, str(chosen)]) == 0
     assert [file.name for file in (out / "evaluations").iterdir()] == ["eval_step_000040_changed.json"]
     front, page = card(out)
@@ -245,7 +245,7 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
-    assert "full is there already, and not empty. Name a directory that is new" in refused(run, full)
+    assert "full exists and is not empty. Name a new directory" in refused(run, full)
     assert (full / "mine.txt").read_text() == "mine" and "not empty" in refused(run, full / "mine.txt")
     gone = refused("nowhere", tmp_path / "out")
     assert "nowhere: no such directory" in gone and "config.json" not in gone
@@ -255,10 +255,15 @@ def test_what_is_not_exported(checkpoint: Checkpoint, tmp_path: Path, capsys: py
     assert export([str(run), "--to", "hf", str(exported), "--license", "mit"]) == 0
     capsys.readouterr()
     assert not (exported / "evaluations" / "eval_old.json").exists()
-    assert "exported has the train_config.yaml of an export. Export the run" in refused(exported, tmp_path / "out")
+    assert "exported is an export already (it has train_config.yaml). Export the run" in refused(
+        exported, tmp_path / "out"
+    )
     assert "full holds no complete checkpoint" in (nothing := refused(full, tmp_path / "out"))
-    assert nothing.endswith(". Nor is it a policy's directory, which has a config.json\n")
-    for words, problem in ((["--license", "My own!"], "words like apache-2.0"), ([], "are required: --license")):
+    assert nothing.endswith(". It is no policy's directory either, which has a config.json\n")
+    for words, problem in (
+        (["--license", "My own!"], "a name of the Hub, such as apache-2.0"),
+        ([], "are required: --license"),
+    ):
         with pytest.raises(SystemExit):
             export([str(run), "--to", "hf", str(tmp_path / "out"), *words])
         assert problem in capsys.readouterr().err
@@ -275,7 +280,7 @@ def test_an_evaluation_under_other_settings_overwrites_none(tmp_path: Path, caps
         found.write_text(summary.to_json())
         names.append(found.name)
     numbered = [f"eval_step_000040{number}.json" for number in ("", "-2", "", "-3")]
-    assert names == numbered and f"{path} is of other settings or code, and stays" in capsys.readouterr().out
+    assert names == numbered and f"{path} has other settings or code, and is kept" in capsys.readouterr().out
     words = {"env.eval.seed=3": True, "+env.options.x=1": True, "model.temperature=2": True}
     words |= {"env.eval.num_envs=2": False, "env.train.num_envs=2": False, "cluster.accelerator=cpu": False}
     words |= {"rollout.max_response_length=8": True, "rollout.engine=a:b": True, "rollout.max_batch_size=8": False}

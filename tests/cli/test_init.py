@@ -48,10 +48,10 @@ def test_names_are_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("3d", "no identifier"),
-        ("my-env", "no identifier"),
-        ("class", "no identifier"),
-        ("_", "no identifier"),
+        ("3d", "not a Python identifier"),
+        ("my-env", "not a Python identifier"),
+        ("class", "not a Python identifier"),
+        ("_", "not a Python identifier"),
         ("tabletop", "name of an environment"),
         ("numpy", "name of a module"),
     ],
@@ -78,4 +78,4 @@ def test_what_is_there_stays(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("x = 1\n")
     assert command_line(["init", "policy", "mine"]) == 2
-    assert "mine.py is there already" in capsys.readouterr().err and (tmp_path / "mine.py").read_text() == "x = 1\n"
+    assert "mine.py exists already" in capsys.readouterr().err and (tmp_path / "mine.py").read_text() == "x = 1\n"

@@ -27,7 +27,7 @@ from rlinf_lite.scheduler.context import get_context
 from rlinf_lite.scheduler.local_ray import find_local_rays
 from rlinf_lite.scheduler.scratch import ScratchDirs, living_temp_dirs
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 START = time.time() - 90
 RUN = "import json, sys; from rlinf_lite.cli import main\n"
@@ -117,7 +117,7 @@ def test_stop_waits_until_the_job_has_ended(master: Any, temp: Path) -> None:
         assert time.monotonic() < deadline, "nobody asked it to stop"
         time.sleep(0.1)
     ray.get(master.finish.remote(Stage.STOPPED))
-    assert outputs(process) == [("pick-1 was running, and is stopped after 5 of 50 steps\n", "0")]
+    assert outputs(process) == [("pick-1 was running and is now stopped, after 5 of 50 steps\n", "0")]
 
 
 def test_a_dead_owners_ray_is_not_looked_at(temp: Path) -> None:
@@ -161,16 +161,16 @@ def test_ended_jobs_are_read_without_ray(kept: str, capsys: pytest.CaptureFixtur
     assert main(["job", "list", "--backend", kept, "--json"]) == 0
     assert [found["stage"] for found in json.loads(capsys.readouterr().out)] == ["lost", "failed", "finished"]
     assert main(["job", "stop", "--backend", kept, "pick-1"]) == 0
-    assert capsys.readouterr().out == "pick-1 had ended before: failed after 7 of 9 steps\n"
+    assert capsys.readouterr().out == "pick-1 had already ended: failed after 7 of 9 steps\n"
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["status", "pick"], "several jobs' names start: pick-1 (ended), pick-2 (ended)"),
+        (["status", "pick"], "the names of several jobs begin with 'pick': pick-1 (ended), pick-2 (ended)"),
         (["status", "pik-1"], "there is no job named 'pik-1'. The nearest: pick-1"),
-        (["logs", "pick-1"], "the job 'pick-1' is failed: only a running one's logs can be read"),
-        (["stop", "lift"], "the job 'lift' is lost: it was starting, but nobody watches it any more"),
+        (["logs", "pick-1"], "the job 'pick-1' is failed: logs can be read only while a job runs"),
+        (["stop", "lift"], "the job 'lift' is lost: it was starting, but its master is gone"),
     ],
 )
 def test_what_cannot_work_is_one_line(

@@ -135,7 +135,7 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
 def test_a_path_is_not_taken_for_a_misspelled_config(tmp_path: Path) -> None:
     assert "no such directory (looked for /" in only_problem("results/nope")
     assert "no such directory" not in only_problem("embodiment/gym_pendulum_ppo_ml")
-    assert "no run's directory, which has a config.yaml. rlinf-lite runs lists runs" in only_problem(str(tmp_path))
+    assert "not a run's directory, which has a config.yaml. rlinf-lite runs lists runs" in only_problem(str(tmp_path))
 
 
 def test_a_missing_file_and_missing_defaults(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_the_error_reads_as_a_list() -> None:
 
 
 def test_values_do_not_change_after_loading() -> None:
-    with pytest.raises(ValueError, match=r'seed is frozen.*load_config\(name, \["SECTION\.seed=3"\]\)'):
+    with pytest.raises(ValueError, match=r'seed cannot be changed.*load_config\(name, \["SECTION\.seed=3"\]\)'):
         load_config(PPO).runner.seed = 3
 
 

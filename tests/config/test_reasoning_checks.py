@@ -81,7 +81,7 @@ BROKEN = {
     ],
     "cluster.fuse: there is no role 'learner'": ["cluster.fuse='actor,learner'"],
     "cluster.fuse: actor,actor names a role twice": ["cluster.fuse='actor,actor'"],
-    "cluster.fuse: names actor alone, which shares with nobody. Name two roles or more": ["cluster.fuse=actor"],
+    "cluster.fuse: names actor alone, which shares nothing. Name two roles or more": ["cluster.fuse=actor"],
     "cluster.fuse: actor and reward share processes, and cluster.component_placement puts them in different places": [
         "cluster.fuse='actor,reward'"
     ],

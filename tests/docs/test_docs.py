@@ -25,6 +25,8 @@ from rlinf_lite.config.names import schema_keys
 from rlinf_lite.registry import import_part
 from tests.test_imports import LAYERS
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 REPO = Path(__file__).resolve().parents[2]
 PAGES = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
 DEFAULT_CONFIG = "tabletop_ppo_vla"

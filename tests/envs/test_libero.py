@@ -368,7 +368,7 @@ def test_tasks_suites_and_protocols() -> None:
     for wrong, said in (
         ("libero_gaol", "Did you mean libero_goal"),
         ("turn_on_the_oven", "Did you mean turn_on_the_stove"),
-        (f"{STOVE},libero_goal", "is a suite, which stands alone"),
+        (f"{STOVE},libero_goal", "is a suite; name it alone"),
         (f"{STOVE},{STOVE}", "turn_on_the_stove is named twice"),
     ):
         with pytest.raises(UnknownEnvError, match=said):
@@ -377,7 +377,7 @@ def test_tasks_suites_and_protocols() -> None:
         ("env.task=libero_gaol", r"env.task: 'libero_gaol' is no task. Did you mean libero_goal"),
         ("env.options.protocol=openpi", r"env.options.protocol: .*openvla"),
         ("env.eval.num_episodes=25", r"env.eval.num_episodes: 25 episodes do not divide over 10 tasks"),
-        ("env.options.cameras=[agentview,agentview]", r"env.options.cameras: agentview, agentview names one twice"),
+        ("env.options.cameras=[agentview,agentview]", r"agentview, agentview names a camera twice"),
         ("env.options.cameras=[sideview]", r"env.options.cameras"),
         ("env.eval.num_episodes=510", r"env.eval.num_episodes: is 510, and 500 initial states are published"),
     ):

@@ -173,7 +173,7 @@ def test_tasks_sets_and_lists() -> None:
     for wrong, said in (
         ("reach-v2", "Did you mean reach-v3"),
         ("MT11", "Did you mean MT10"),
-        ("reach-v3,MT10", "is a set, which stands alone"),
+        ("reach-v3,MT10", "is a set; name it alone"),
         ("push-v3,push-v3", "push-v3 is named twice"),
     ):
         with pytest.raises(UnknownEnvError, match=said):

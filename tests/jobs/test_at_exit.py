@@ -14,7 +14,7 @@ import pytest
 from rlinf_lite.scheduler.processes import is_ray_process
 from tests.control.conftest import events, wait_for
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 SCRIPT = """
 import atexit, json, sys

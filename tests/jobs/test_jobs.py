@@ -20,7 +20,7 @@ from rlinf_lite.scheduler.processes import is_ray_process
 from tests.control.conftest import events, wait_for
 from tests.jobs.jobs import ROLES
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 HERE = "tests.jobs.jobs"
 STEPS = 60

@@ -10,7 +10,7 @@ import pytest
 
 from tests.runners.test_train_math import TINY_PROBLEMS
 
-pytestmark = pytest.mark.usefixtures("own_ray")
+pytestmark = pytest.mark.usefixtures("own_ray", "forks")
 
 SMALL = [
     *TINY_PROBLEMS,
@@ -24,8 +24,9 @@ SMALL = [
 def run(home: Path, repo: Path, script: str, *options: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, str(repo / "examples" / script), *options, *SMALL]
+    paths = os.pathsep.join([str(repo), os.environ["PYTHONPATH"]])
     ended = subprocess.run(
-        command, cwd=home, env=environment | {"PYTHONPATH": str(repo)}, capture_output=True, text=True, timeout=300
+        command, cwd=home, env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -199,7 +199,7 @@ class NeedsImages(Good):
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the very sample"),
+        (ForgetsTemperature, "off those of predict_action_batch at equal weights; put the sample itself"),
         (
             Dropout,
             "in train mode, in which it is called; leave out dropout and batch normalisation: dropout (Dropout).",

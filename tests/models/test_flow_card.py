@@ -28,7 +28,7 @@ def problems(*overrides: str) -> list[str]:
         (["model.temperature=1.3"], "model.temperature: is 1.3, and flows have none"),
         (["model.options.noise_range=[0.2,0.1]"], "model.options.noise_range: from 0.2 to 0.1 is no range"),
         (["env.options.obs_mode=state"], "model.id: pi0 looks at images, and pick shows none"),
-        (["model.options.horizon=3"], "model.num_action_chunks: is 4, and the policy thinks of 3 (its horizon)"),
+        (["model.options.horizon=3"], "model.num_action_chunks: is 4, and the policy's horizon is 3 actions"),
         (["model.options.cameras={side: back}"], "model.options.cameras: there is no back; the environment has top"),
         (
             [f"rollout.model_dir={FOLDER / 'tiny-pi0'}", "model.options.cameras={side: top}"],
@@ -60,7 +60,7 @@ def problems(*overrides: str) -> list[str]:
         ),
         (
             [f"rollout.model_dir={FOLDER / 'tiny-pi0'}", "model.num_action_chunks=8"],
-            "model.num_action_chunks: is 8, and the policy thinks of 6 (its horizon). Set it to 6 or less",
+            "model.num_action_chunks: is 8, and the policy's horizon is 6 actions. Set it to 6 or less",
         ),
         (
             [f"rollout.model_dir={FOLDER / 'tiny-pi05'}", "model.options.cameras={base_0_rgb: top}"],
@@ -68,7 +68,7 @@ def problems(*overrides: str) -> list[str]:
         ),
         (
             [f"rollout.model_dir={FOLDER / 'tiny-pi0'}", "model.options.cameras={base_0_rgb: top}"],
-            "rollout.model_dir: its actions have 7 numbers, and those of pick 3: it is of another robot",
+            "rollout.model_dir: its actions have 7 numbers, and those of pick 3: it is for another robot",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def test_statistics(copied: Callable[[str], Path], tmp_path: Path) -> None:
     shorter = {name: {key: x[:5] for key, x in entry.items()} for name, entry in statistics["norm_stats"].items()}
     file.write_text(json.dumps({"norm_stats": shorter}))
     with pytest.raises(
-        StatisticsError, match="describe 5 numbers of state, and there are 8: they are of another robot"
+        StatisticsError, match="describe 5 numbers of state, and there are 8: they are for another robot"
     ):
         load_policy(directory)
     longer = {
@@ -268,7 +268,7 @@ def test_observations_that_do_not_fit(caplog: pytest.LogCaptureFixture) -> None:
     assert line.endswith("tiny-pi0: num_steps 4, where it was 10")
     assert isinstance(policy, FlowPolicy)
     assert (policy.sampler.num_steps, policy.sampler.level) == (4, 0.3)
-    with pytest.raises(ValueError, match=r"is 7, and the policy thinks of 6 \(its horizon\)"):
+    with pytest.raises(ValueError, match=r"is 7, and the policy's horizon is 6 actions"):
         load_policy(FOLDER / "tiny-pi0", model("tiny-pi0", num_action_chunks=7))
 
 

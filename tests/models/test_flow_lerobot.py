@@ -136,7 +136,8 @@ def test_a_line_where_no_file_says_the_release(
         return [record.getMessage() for record in caplog.records if NOTE in record.getMessage()]
 
     (line,) = lines(unmarked)
-    assert f"no file of {unmarked} {NOTE}; it is read as by 0.5 and later. LeRobot 0.4 {WROTE} and {PADDED}. " in line
+    said = f"no file of {unmarked} {NOTE}; inputs are processed as in 0.5 and later. LeRobot 0.4 {WROTE} and {PADDED}. "
+    assert said in line
     assert lines(unmarked, settings()) == [line]
     assert lines(unmarked, settings(lerobot_preprocessing="v0.4")) == []
     assert lines(unmarked, settings(lerobot_preprocessing="v0.5")) == []

@@ -386,7 +386,7 @@ def test_sentencepiece_of_another_kind(copied: Copy) -> None:
         model.ParseFromString((FOLDER / "tiny-pi0" / "tokenizer.model").read_bytes())
         setattr(model.normalizer_spec, key, True)
         file.write_bytes(model.SerializeToString())
-        with pytest.raises(TokenizerError, match=r"of PaliGemma's kind. Put its tokenizer.json in the place of it"):
+        with pytest.raises(TokenizerError, match=r"of PaliGemma's kind. Replace it by PaliGemma's tokenizer.json"):
             load_policy(directory)
     file.unlink()
     load_policy(directory)  # with tokenizer.json, which is there
@@ -589,7 +589,7 @@ def test_pi05_without_its_time_is_pi05(parts: tuple[str, ...], copied: Copy) -> 
 def test_a_camera_of_another_name_is_no_missing_camera() -> None:
     policy, obs = policy_of("tiny-pi05-lerobot"), observation("tiny-pi05-lerobot")
     images = {{"image2": "imagee2"}.get(name, name): x for name, x in obs["images"].items()}
-    with pytest.raises(ObservationError, match=r"nothing is image2, and imagee2 is not used\. Say which is which"):
+    with pytest.raises(ObservationError, match=r"has no image2, and imagee2 is not used\. Say which is which"):
         policy.predict_action_batch({**obs, "images": images})
     images["image2"] = images["imagee2"]  # all are there, and one more
     assert policy.predict_action_batch({**obs, "images": images}).actions.shape[0] == 2
@@ -659,7 +659,7 @@ def test_settings_other_than_those_of_training_are_said(caplog: pytest.LogCaptur
         caplog.clear()
         load(tmp_path, settings("pi05", **other, method=method))
         [line] = caplog.messages
-        said = line.partition(f"other settings than those of the policy in {tmp_path}: ")[2].split("; ")
+        said = line.partition(f"settings differ from those of the policy in {tmp_path}: ")[2].split("; ")
         assert len(said) == len(changed)
         assert all(one.startswith(start) for one, start in zip(said, changed, strict=True))
 

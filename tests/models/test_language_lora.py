@@ -98,7 +98,7 @@ def test_targets_that_are_not_there():
         make(NO_CHANGE | {"targets": ["query"]})
     with pytest.raises(ValueError, match="no linear layer is called fc1"):  # which policies may lack
         make(NO_CHANGE | {"targets": ["q_proj", "fc1"]})
-    with pytest.raises(ValueError, match="output layer has the embedding's weights"):
+    with pytest.raises(ValueError, match="output layer shares the embedding's weights"):
         make(NO_CHANGE | {"targets": ["lm_head"]}, tie_word_embeddings=True)
 
 
@@ -209,8 +209,8 @@ def test_layers_that_ranks_share_have_none(tmp_path):
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        ("rank: 4", ["model.lora.rank: is 4, and the adapters in {} have 3. Say the same"]),
-        ("rank: 3", ["model.lora.alpha: is 3, and the adapters in {} have 6. Say the same"]),
+        ("rank: 4", ["model.lora.rank: is 4, and the adapters in {} have 3. Set the same value"]),
+        ("rank: 3", ["model.lora.alpha: is 3, and the adapters in {} have 6. Set the same value"]),
         ("rank: 3, alpha: 6", []),
         ("rank: 3, alpha: 6, targets: [v_proj, q_proj, v_proj]", []),
         ("rank: 3, alpha: 6, targets: [v_proj]", ["model.lora.targets: is ['v_proj'], and the adapters in {} have ["]),

@@ -214,7 +214,7 @@ def test_statistics_of_the_fine_tuning_come_first(published):
 
 def test_a_policy_without_a_tokenizer_cannot_start_a_run():
     policy = load_policy(FIXTURE)
-    with pytest.raises(TokenizerError, match="without a tokenizer"):
+    with pytest.raises(TokenizerError, match="has no tokenizer"):
         policy.check_env_spec(EnvSpec(7, None, {"image": (40, 48)}, [-1.0] * 7, [1.0] * 7, 10, True))
 
 
@@ -335,7 +335,7 @@ def test_what_was_trained_beside_a_base_is_not_lost_beneath_adapters(tmp_path):
         policy.get_parameter("projector.fc2.bias").add_(1)
     policy.save_pretrained(tmp_path)
     assert not list(tmp_path.glob("model*.safetensors"))
-    with pytest.raises(ValueError, match="save_base: false would lose what the policy to start from has trained"):
+    with pytest.raises(ValueError, match="save_base: false would lose base weights that the policy to start from has"):
         load_policy(tmp_path, run_settings(lora={"rank": 2, "targets": ["q_proj"], "save_base": False}))
     adapted = load_policy(tmp_path, run_settings(lora={"rank": 2, "targets": ["q_proj"]}))
     adapted.save_pretrained(tmp_path / "adapted")
@@ -463,7 +463,7 @@ def test_one_tower_and_qwen2(tied, tmp_path):
     assert bits(load_policy(tmp_path).state_dict()) == bits(policy.state_dict())
     lora = run_settings(lora={"rank": 2, "targets": ["q_proj", "lm_head"]})
     if tied:
-        with pytest.raises(ValueError, match=r"the output layer has the embedding's weights .*Leave lm_head out"):
+        with pytest.raises(ValueError, match=r"the output layer shares the embedding's weights .*Leave lm_head out"):
             load_policy(tmp_path, lora)
     else:
         assert load_policy(tmp_path, lora).cfg.lora["rank"] == 2
@@ -479,7 +479,7 @@ def test_one_tower_and_qwen2(tied, tmp_path):
         save_file(
             load_file(tmp_path / "model.safetensors") | {LM_HEAD: torch.ones(576, 32)}, tmp_path / "model.safetensors"
         )
-        with pytest.raises(CheckpointFormatError, match="an adapter of the output layer, which has the embedding's"):
+        with pytest.raises(CheckpointFormatError, match="an adapter of the output layer, which shares the embedding's"):
             load_policy(tmp_path)
     weight = "language_model.model.layers.1.mlp.up_proj.weight"
     assert torch.equal(foreign.state_dict()[weight], policy.state_dict()[weight])

@@ -103,7 +103,7 @@ def test_a_task_whose_sentence_is_too_long_is_refused_before_anything_starts() -
     ]
     assert problems("metaworld_ppo_vla", *flow, "model.options.long_prompts=cut") == []
     no_context = problems("metaworld_ppo_vla", f"{key}=500")
-    assert len(no_context) == 1 and no_context[0].startswith(f"{key}: 500 tokens, beside ")
+    assert len(no_context) == 1 and no_context[0].startswith(f"{key}: 500 tokens and ")
 
 
 def test_what_metaworld_sft_vla_trains_can_be_evaluated_on_mt10() -> None:

@@ -59,7 +59,7 @@ def test_language_models_over_steps(tmp_path: Path) -> None:
         lines = [{"step": n, "time": 1.0 + n, "time/step": 0.1, "rollout/ref_kl": 0.1 * n} for n in (1, 2, 3)]
         (runs[-1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = write_comparison(runs, tmp_path / "c.html").read_text()
-    assert "3 steps\nA 0.3\nB 0.3" in text and "Distance to the reference" in text and "None was evaluated" in text
+    assert "3 steps\nA 0.3\nB 0.3" in text and "Distance to the reference" in text and "No run was evaluated" in text
 
 
 def test_many_runs_can_be_told_apart(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_what_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     out = str(tmp_path / "c.html")
     for words, said in (
         ([run, tmp_path], "no metrics.jsonl here"),
-        ([run, other], "sft is imitation. Compare those of one runner.task_type"),
+        ([run, other], "sft is imitation. Name runs of one runner.task_type"),
         ([run, tmp_path / "." / "run"], "is named twice"),
-        ([run], "compares 2 to 24 runs, and the number of those named is 1"),
+        ([run], "compares 2 to 24 runs; 1 were named"),
     ):
         assert compare([*map(str, words), "--out", out]) == 2
         assert said in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_what_was_evaluated_otherwise_is_not_compared(tmp_path):
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = page(run)
     assert "Measured, step 4" in text and "Before, step" not in text and "80.0%" in text
-    assert "other settings (limit, mode), in the curves alone: 1" in text
+    assert "other settings (limit, mode), shown only in the curves: 1" in text
     assert "evaluation, sampled: 80.0% at 4,000" in text and "with other settings: 20.0% at 0" in text
 
 

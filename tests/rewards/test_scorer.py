@@ -26,7 +26,7 @@ def misbehaving() -> Iterator[RewardScorer]:
 
 def score(scorer: RewardScorer, *solutions: str) -> tuple[list[float], int, str]:
     result = scorer.score_batch(solutions, [""] * len(solutions), ["any"] * len(solutions), [{}] * len(solutions))
-    return result.scores.tolist(), result.num_failed, result.first_traceback or ""
+    return result.scores.tolist(), result.num_failed, next(iter(result.failures.values()), "")
 
 
 def test_the_rule_is_that_of_the_row() -> None:
@@ -37,7 +37,7 @@ def test_the_rule_is_that_of_the_row() -> None:
         [{}] * 3,
     )
     assert result.scores.tolist() == [1.0, 0.0, 1.0] and result.scores.dtype == np.float32
-    assert (result.num_failed, result.first_traceback) == (0, None)
+    assert result.failures == {}
 
 
 def test_boxed_answers_are_compared_in_a_process_that_can_be_stopped() -> None:
@@ -111,7 +111,7 @@ def test_the_process_ends_when_nobody_asks_any_more(tmp_path: Path) -> None:
 def test_an_exception_in_a_built_in_rule_is_counted_too() -> None:
     result = RewardScorer().score_batch(["#### 1"], [None], ["arithmetic"], [{}])  # type: ignore[list-item]
     assert (result.scores.tolist(), result.num_failed) == ([0.0], 1)
-    assert "AttributeError" in (result.first_traceback or "")
+    assert "AttributeError" in next(iter(result.failures.values()))
 
 
 @pytest.mark.parametrize(

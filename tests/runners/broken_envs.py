@@ -1,4 +1,4 @@
-"""Environments that go wrong in ways the tests ask for; `env.options` says which and when."""
+"""Environments that fail in the way and at the time that `env.options` sets."""
 
 import os
 import time
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def _is_first(marker):
-    """Whether no other process has asked for this file before: two may ask at once."""
+    """Whether this process is the first to ask for this file; two may ask at the same time."""
     try:
         open(marker, "x").close()
     except FileExistsError:

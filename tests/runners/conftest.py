@@ -37,7 +37,8 @@ SMALL_PENDULUM = [
 
 @pytest.fixture
 def start(cluster, tmp_path):
-    """`start(*overrides, config=...)` launches three groups and returns an initialised runner; they end with it."""
+    """`start(*overrides, config=...)` launches three groups and returns an initialised runner; the groups end with the
+    test."""
     launched = []
 
     def start(
@@ -67,7 +68,7 @@ def start(cluster, tmp_path):
 
 
 def placed(policies="'0'", rollout=None, fuse="null", num_slots=1):
-    """Where actor, critic and reference are, and the rollout workers where they are elsewhere."""
+    """The slots of actor, critic and reference, and those of the rollout workers if they differ."""
     lines = {role: policies for role in ("actor", "reference", "critic")}
     lines |= {"rollout": rollout or policies, "reward": rollout or policies}
     placement = ", ".join(f"{role}: {spec}" for role, spec in lines.items())

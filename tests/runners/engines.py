@@ -1,10 +1,10 @@
-"""An engine as a user may bring one."""
+"""A generation engine of a user."""
 
 from rlinf_lite.generation.engine import TransformersEngine
 
 
 class Curt(TransformersEngine):
-    """Ends responses after three tokens, and generates with no weights but new ones."""
+    """Ends responses after three tokens, and generates only with new weights."""
 
     num_changes = 0
 
@@ -12,7 +12,7 @@ class Curt(TransformersEngine):
         self.num_changes += 1
 
     def stream(self, prompts, params, keys=None):
-        if params.max_tokens > 3:  # what checks the model when it is built is greedy and short
+        if params.max_tokens > 3:  # the check of the model when it is built is greedy and short
             assert self.num_changes, "old weights"
             self.num_changes = 0
         for done in super().stream(prompts, params, keys):

@@ -1,11 +1,11 @@
-"""What a program leaves behind."""
+"""The processes that a program starts."""
 
 import subprocess
 import time
 
 
 def processes_below(pid):
-    """Every descendant of a process, by parent links."""
+    """All descendants of a process, by parent links."""
     rows = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout.split()
     children: dict[int, list[int]] = {}
     for child, parent in zip(map(int, rows[::2]), map(int, rows[1::2]), strict=True):

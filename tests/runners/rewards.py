@@ -1,4 +1,4 @@
-"""Rewards for the tests of the reasoning loop."""
+"""Reward functions for the tests of the language loop."""
 
 import os
 from contextlib import suppress
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def arbitrary(solution, ground_truth, extra_info):
-    """Something that every policy gets, and that differs within a group."""
+    """A reward that every policy gets sometimes, and that differs within a group."""
     return (1 + sum(map(ord, solution)) % 89) / 100
 
 
@@ -15,7 +15,7 @@ def always_one(solution, ground_truth, extra_info):
 
 
 def odd_prompts(solution, ground_truth, extra_info):
-    """A signal for problems with an odd answer only."""
+    """A reward that differs only for problems with an odd answer."""
     return arbitrary(solution, ground_truth, extra_info) if int(ground_truth) % 2 else 0.0
 
 
@@ -30,7 +30,7 @@ def raises_always(solution, ground_truth, extra_info):
 
 
 def raises_in_one_process(solution, ground_truth, extra_info):
-    """In the process that comes first, which leaves its number in a file that the row names."""
+    """Fails in the first process that calls it, which writes its id into a file that the row names."""
     claim = Path(extra_info["claim"])
     with suppress(FileExistsError), claim.open("x") as file:
         file.write(str(os.getpid()))

@@ -1,4 +1,4 @@
-"""A rollout worker that says what its policy is."""
+"""A rollout worker that reports its policy's config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts and training at the same time: as exact as it can be, and never staler than it may be."""
+"""Asynchronous embodied runs: exact where possible, and data are never older than `max_staleness` allows."""
 
 import json
 import os
@@ -54,13 +54,13 @@ def test_staleness_stays_within_its_bound(start, bound):
     assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
     assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
     gaps = [line.get("rollout/logprob_drift") for line in lines]
-    assert gaps[0] is not None and any(gap is not None for gap in gaps[1:])  # of older weights, scored by themselves
+    assert gaps[0] is not None and any(gap is not None for gap in gaps[1:])  # computed with older weights
     assert all(gap is None or gap < 1e-5 for gap in gaps)
     assert lines[0]["async/admitted_steps"] == bound + 1 and lines[1]["async/admitted_steps"] == 1
 
 
 class SlowEnvWorker(EnvWorker):
-    """Simulates for longer than an update takes, so that several versions arrive within a step."""
+    """Simulates longer than an update takes, so that several versions arrive within a step."""
 
     def interact(self, step=None):
         for stage in self.stages:
@@ -70,13 +70,13 @@ class SlowEnvWorker(EnvWorker):
 
 @pytest.mark.parametrize("bound", [1, 3])
 def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start, bound):
-    """With one transfer taken in the middle of what is played, and calls of several waiting behind it."""
+    """One transfer is taken in the middle of a rollout, while calls of several others wait after it."""
     workers = {**WORKERS, "env": SlowEnvWorker}
     overrides = [*ASYNC, f"runner.max_staleness={bound}", "runner.phase_timeout_s=20", "runner.max_steps=6"]
     lines = read_metrics(start(*overrides, workers=workers, runner_class=AsyncEmbodiedRunner).run().run_dir)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["async/staleness_max"] <= bound for line in lines)
-    assert any(line["async/staleness_mean"] % 1 for line in lines)  # of two versions within a step
+    assert any(line["async/staleness_mean"] % 1 for line in lines)  # two versions within a step
 
 
 def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):
@@ -120,7 +120,7 @@ def test_at_learning_rate_zero_nothing_changes_and_nothing_is_clipped(start):
 
 
 class OffFromTheSecondVersion(MultiStepRolloutWorker):
-    """Acts at another temperature than it says, once it has other weights than the first."""
+    """Acts at another temperature than the config sets, once it has newer weights than the first."""
 
     def init(self, *arguments):
         super().init(*arguments)
@@ -134,7 +134,7 @@ class OffFromTheSecondVersion(MultiStepRolloutWorker):
 
 
 def test_acting_that_goes_wrong_later_is_noticed_and_its_usual_causes_named(start, caplog, capsys):
-    """Also where no step is played by the weights that are trained."""
+    """Also if no step is played by the weights that train."""
     workers = {**WORKERS, "rollout": OffFromTheSecondVersion}
     runner = start(*ASYNC, "runner.max_steps=6", workers=workers, runner_class=AsyncEmbodiedRunner)
     lines = read_metrics(runner.run().run_dir)

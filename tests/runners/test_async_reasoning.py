@@ -1,4 +1,4 @@
-"""Language models that answer while they train: as exact as it can be, never staler than it may be."""
+"""Asynchronous language runs: exact where possible, and data are never older than `max_staleness` allows."""
 
 import json
 import os
@@ -45,10 +45,10 @@ def test_staleness_stays_within_its_bound(start_reasoning, bound, partial):
     assert 0 < max(line["async/staleness_max"] for line in lines) <= bound
     assert all(0 < line["train/actor/importance_weight_mean"] < 2 for line in lines)
     gaps = [line.get("rollout/logprob_drift") for line in lines]
-    assert gaps[0] is not None and any(gap is not None for gap in gaps[1:])  # of older weights, scored by themselves
+    assert gaps[0] is not None and any(gap is not None for gap in gaps[1:])  # computed with older weights
     assert all(gap is None or gap < 1e-5 for gap in gaps)
     refilled = [line["step"] for line in lines if line["rollout/filtered_groups_frac"] > 0]
-    assert refilled  # others were generated in between: nothing is said of who waited
+    assert refilled  # other responses were generated in between, so waiting times are not logged
     assert all(("async/rollouts_waited_s" in line) == ("perf/generated_tokens_per_s" in line) for line in lines)
     assert all("perf/rollout_idle_frac" not in line for line in lines if "async/rollouts_waited_s" not in line)
     assert any("async/rollouts_waited_s" not in line for line in lines)
@@ -65,12 +65,12 @@ def test_parts_without_a_prompt(start_reasoning):
 def test_what_was_not_computed_again_has_no_drift_before_the_first_update(start_reasoning):
     more = ["algorithm.recompute_logprobs=false", "algorithm.correction.kind=none"]
     for line in read_metrics(start_reasoning(*SLOTS, *more).run().run_dir):
-        assert 0 < line["rollout/logprob_drift"] < 1e-5  # as the first update found it
+        assert 0 < line["rollout/logprob_drift"] < 1e-5  # the value at the first update
 
 
 class SlowRollout(reasoning.LanguageRollout):
-    """Generates for longer than an update takes: in each step it waits, with responses under way, for a version that is
-    to come while it generates, so that several are there within a step."""
+    """Generates longer than an update takes: in each step it waits, with unfinished responses, for a version that
+    arrives during generation, so that several versions occur within a step."""
 
     step, num_looks = -1, 0
 
@@ -103,13 +103,13 @@ def test_generation_that_is_slower_than_training_takes_weights_as_they_come(star
     lines = read_metrics(runner.run().run_dir)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["async/staleness_max"] <= 3 for line in lines)
-    assert any(len(versions[mask].unique()) > 1 for versions, mask in seen)  # of two versions within a step
+    assert any(len(versions[mask].unique()) > 1 for versions, mask in seen)  # two versions within a step
     mixed = [len(row[valid].unique()) > 1 for versions, mask in seen for row, valid in zip(versions, mask, strict=True)]
     assert any(mixed) == partial
 
 
 def test_stopped_in_the_middle_it_answers_every_prompt_once(start_reasoning, monkeypatch):
-    """Also those that had been drawn for steps ahead."""
+    """Also prompts that were drawn for later steps."""
     waits = []
 
     def wait_all(*handles, what, **arguments):
@@ -170,7 +170,7 @@ def test_what_makes_no_sense_is_refused(overrides, key, why):
 
 
 class OffFromTheSecondVersion(reasoning.LanguageRollout):
-    """Draws with other probabilities than it says, once it has other weights than the first."""
+    """Draws with other probabilities than it reports, once it has newer weights than the first."""
 
     def _gather(self, prompts, generations):
         batch = super()._gather(prompts, generations)

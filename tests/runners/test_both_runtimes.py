@@ -1,4 +1,4 @@
-"""Threads of one process and processes on Ray train alike, to the bit, and go on from each other's checkpoints."""
+"""Threads of one process and processes on Ray give the same results, bit for bit, and can resume each other's runs."""
 
 import hashlib
 import shutil
@@ -48,8 +48,8 @@ def run(runtime, what, steps, root, *more):
 
 
 def tensors(result, step):
-    """Digests of everything that a checkpoint has in tensors, by file and name. Files themselves differ: the order of
-    what their headers say follows Python's hashes, which are other ones in each process."""
+    """Digests of all tensors of a checkpoint, by file and name. The files themselves differ: the order of their headers
+    depends on Python's hashes, which differ between processes."""
     directory, found = result.run_dir / "checkpoints" / f"step_{step:06d}", {}
     for file in sorted(directory.rglob("*.safetensors")):
         with safe_open(file, "np") as content:
@@ -60,7 +60,7 @@ def tensors(result, step):
 
 
 def numbers(result):
-    """Metrics but times, by step: a run that goes on evaluates its step once more."""
+    """The metrics by step, without times: a resumed run evaluates its step once more."""
     found = {}
     for line in read_metrics(result.run_dir):
         found.setdefault(line["step"], {}).update({key: line[key] for key in line if key.startswith(MEASURED)})
@@ -68,7 +68,7 @@ def numbers(result):
 
 
 def differing(ours, theirs):
-    """What two lines of metrics do not agree on."""
+    """The differences between two lines of metrics."""
     return {key: (ours.get(key), theirs.get(key)) for key in ours | theirs if ours.get(key) != theirs.get(key)}
 
 

@@ -1,4 +1,5 @@
-"""Checkpoint directories: `last` is always whole, damage is refused and the one before it named."""
+"""Checkpoint directories: `last` is always complete, and a damaged checkpoint is refused with the name of an earlier
+one."""
 
 import io
 import os
@@ -72,14 +73,14 @@ def test_a_disk_that_cannot_be_written_names_the_path(tmp_path):
 
 
 class Crash(BaseException):
-    """A process that ends: nobody catches it."""
+    """Stands for the end of the process: it is not caught."""
 
 
 WRITES = {os: ["mkdir", "rename", "replace", "rmdir", "symlink", "unlink", "chmod", "fsync"], io: ["open"]}
 
 
 def crash_at(monkeypatch, number):
-    """Let the file operation of this number, and all after it, not happen."""
+    """Make the file operation with this number, and all later ones, fail."""
     done = 0
 
     def counted(operation):
@@ -125,7 +126,7 @@ def test_a_crash_at_any_file_operation_leaves_a_whole_checkpoint(tmp_path, monke
         found = content(find_checkpoint(run))
         assert found in (before, "new", f"{last}: "), f"operation {number}"
         seen.add(found)
-        write(CheckpointStore(run, 2, durable), 9, "9: ")  # what is left is in nobody's way
+        write(CheckpointStore(run, 2, durable), 9, "9: ")  # the leftovers disturb nothing
         assert content(find_checkpoint(run)) == "9: "
         assert not [path for path in store.root.iterdir() if path.name.startswith(".")]
         if finished:

@@ -1,4 +1,4 @@
-"""What the reasoning loop computes itself, on batches small enough to check by hand."""
+"""The computations of the language loop's driver, on batches small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_score_comes_with_the_last_token_and_kl_with_each() -> None:
     expected = torch.tensor([[0.9, 0.95, 0.0], [-0.15, -0.10, -0.05]])
     torch.testing.assert_close(found.batch["returns"], expected)
     assert metrics["rollout/ref_kl"] == pytest.approx(0.5) and metrics["rollout/kl_coef"] == pytest.approx(0.1)
-    assert "advantages" not in rows.batch  # the caller's batch is as it was
+    assert "advantages" not in rows.batch  # the caller's batch is unchanged
 
 
 def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
@@ -114,7 +114,7 @@ def test_a_long_answer_costs_reward_and_keeps_its_score() -> None:
     assert found.batch["returns"][:, 0].tolist() == [1.0, 0.75, -0.5]
     assert metrics["rollout/overlong_penalty"] == pytest.approx(-0.25)
     assert metrics["rollout/rewards"] == pytest.approx(2 / 3) and metrics["rollout/response_length"] == 2
-    assert len(experience.with_signal(rows)) == 0  # the first two are alike, by their scores
+    assert len(experience.with_signal(rows)) == 0  # the first two have the same score
 
 
 def test_the_controller_follows_the_config() -> None:

@@ -1,4 +1,4 @@
-"""What goes wrong in a worker reaches the user by name and rank, soon, and leaves nothing behind."""
+"""A failure in a worker reaches the user soon, with the worker's name and rank, and leaves no processes."""
 
 import os
 import re
@@ -16,6 +16,8 @@ from rlinf_lite.runners import stopping
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError
 from tests.runners.conftest import SMALL_PENDULUM, read_metrics
 from tests.runners.processes import processes_below, wait_until_gone
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 BROKEN = ["env.id=tests.runners.broken_envs:make_env", "env.task=broken", "runner.max_steps=50"]
 
@@ -117,9 +119,9 @@ def test_a_stop_during_start_up_says_so_in_a_line(tmp_path, number):
     process = run_example("runner.max_steps=50", root=tmp_path)
     assert process.stdout is not None
     if number == signal.SIGINT:
-        time.sleep(3)  # within the imports
+        time.sleep(3)  # during the imports
     else:
-        assert process.stdout.readline().startswith("slots")  # Ray is up, and has put its handler in place of ours
+        assert process.stdout.readline().startswith("slots")  # Ray is up, and has replaced our signal handler
     workers = processes_below(process.pid)
     process.send_signal(number)
     output = process.communicate(timeout=30)[0]

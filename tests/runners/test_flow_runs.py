@@ -1,4 +1,4 @@
-"""Runs with flow policies: levels of log-probabilities, prefixes that are kept, statistics of datasets."""
+"""Runs with flow policies: levels of log-probabilities, cached prefixes, statistics of datasets."""
 
 from __future__ import annotations
 
@@ -55,14 +55,15 @@ TOGETHER = ["cluster.component_placement={actor: '0', rollout: '0', env: '0'}", 
 def test_levels_and_estimators(
     start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], config: str, settings: list[str], said: list[str]
 ) -> None:
-    """Ratios begin at 1 at each. What is other than the policy was trained with is said by one line, and written."""
+    """Ratios begin at 1 at each level. Settings that differ from the policy's training give one line, also in the
+    files."""
     more = ["runner.max_steps=1", "runner.val_check_interval=1", "env.eval.num_episodes=4", "env.eval.num_videos=0"]
     small = [*PPO, "runner.save_interval=-1", *TOGETHER, *more]
     result = start(*settings, config=config, small=small, root=tmp_path).run()
     [line] = [line for line in read_metrics(result.run_dir) if "train/actor/policy_loss" in line]
     assert line["rollout/logprob_drift"] < 1e-5
     assert np.isfinite(line["train/actor/policy_loss"]) and line["train/actor/grad_norm"] > 0
-    notes = [line for line in capfd.readouterr().out.splitlines() if "other settings than those of the policy" in line]
+    notes = [line for line in capfd.readouterr().out.splitlines() if "settings differ from those of the policy" in line]
     assert [line.rpartition(": ")[2].split("; ") for line in notes] == [said]
     assert len(result.last_eval.protocol["notes"]) == 1
 
@@ -93,12 +94,13 @@ def test_prefixes_that_are_kept_change_no_metric(start: Any, tmp_path: Path, act
 def test_random_weights_take_a_folders_statistics_and_trained_ones_keep_theirs(
     start: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In the actor, in rollout workers and in checkpoints; after a resume, those that the run began with."""
+    """The statistics are in the actor, in rollout workers and in checkpoints; a resumed run keeps those it began
+    with."""
     push, pick = tmp_path / "push", tmp_path / "pick"
     for folder, task, more in ((push, "push", []), (pick, "pick", ["--noise", "0.5"])):
         options = ["--env", "tabletop", "--task", task, "--episodes", "12", "--num-envs", "12", "--seed", "1"]
         assert collect(["--out", str(folder), *options, *more, "env.options.obs_mode=rgb+state"]) == 0
-    [table] = (pick / "data").glob("*/*.parquet")  # of a robot that measures in centimetres
+    [table] = (pick / "data").glob("*/*.parquet")  # as if the robot measured in centimetres
     rows, column = pq.read_table(table), "observation.state"
     scaled = np.stack(rows[column].to_numpy()) * np.float32(100)
     states = pa.FixedSizeListArray.from_arrays(pa.array(scaled.ravel()), scaled.shape[1])

@@ -21,6 +21,8 @@ from rlinf_lite.scheduler import SharedMemoryFullError, WorkerError
 from rlinf_lite.scheduler.segments import no_room
 from tests.runners.conftest import read_metrics
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
@@ -39,7 +41,7 @@ def small_disk(tmp_path):
 
 
 def full(times):
-    """A write that finds no room so many times."""
+    """A write that fails this many times because there is no room."""
     left = [times]
 
     def write():

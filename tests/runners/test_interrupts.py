@@ -1,6 +1,6 @@
-"""A run that is stopped at any point, and resumed, ends with the weights of one that was left alone, bit for bit.
+"""A run that is stopped at any point and resumed ends with the weights of an uninterrupted run, bit for bit.
 
-The points are those at which the driver waits for workers. Runs of one kind follow each other with the same workers.
+The points are those at which the driver waits for workers. Runs of one kind use the same workers one after the other.
 """
 
 import errno
@@ -44,7 +44,7 @@ MATH = [
 
 
 class Runs:
-    """Runs of one kind, one after the other on the same groups."""
+    """Runs of one kind, one after the other, on the same groups."""
 
     def __init__(self, cluster, config, overrides, runner_class, root):
         self.config, self.overrides, self.runner_class, self.root = config, overrides, runner_class, root
@@ -64,7 +64,7 @@ class Runs:
     def start(self, name, *more, **arguments):
         cfg = self.load(name, *more)
         for group in self.groups.values():
-            group.abort("another run begins")  # what a stopped one has left
+            group.abort("another run begins")  # leftovers of a stopped run
             group.clear_abort()
         problems = [open_problems(cfg)] if self.runner_class is ReasoningRunner else []
         runner = self.runner_class(cfg, *problems, **self.groups, **arguments)
@@ -97,7 +97,7 @@ def runs(request, short_ray_tmp, tmp_path_factory):
 
 
 class Points:
-    """Sees what a run waits for, and does something at the n-th wait for one thing."""
+    """Records what a run waits for, and calls a function at the n-th wait for one thing."""
 
     def __init__(self, monkeypatch):
         self._wait_all = stopping.wait_all
@@ -121,7 +121,7 @@ def points(monkeypatch):
 
 @pytest.fixture
 def undisturbed(runs, points):
-    """Weights at the end, and the waits on the way there."""
+    """The weights at the end of a run, and its waits."""
     if not hasattr(runs, "whole"):
         runner = runs.start("whole")
         points.at(None, None)
@@ -130,7 +130,7 @@ def undisturbed(runs, points):
 
 
 def one_of_each(waits):
-    """Of each kind of wait the last; of the first kind, and of updates, the first too."""
+    """The last wait of each kind, and also the first wait of the first kind and of updates."""
     last = {what: (what, nth) for what, nth in waits}
     return sorted({waits[0], ("training", 0), *last.values()}, key=waits.index)
 
@@ -172,7 +172,7 @@ def test_stopped_at_every_kind_of_wait_and_resumed(runs, points, undisturbed):
 
 
 def test_stopped_in_the_middle_of_updates_too_long_to_wait_for(runs, points, undisturbed, monkeypatch):
-    """The workers are left where they are: what is saved is the snapshot."""
+    """The snapshot is saved, not the state of the workers, which are in an update."""
     expected, waits = undisturbed
     for point in [point for point in one_of_each(waits) if point[0] in ("training", "supervised training")]:
         name = f"long-{waits.index(point)}"
@@ -188,7 +188,7 @@ def test_stopped_in_the_middle_of_updates_too_long_to_wait_for(runs, points, und
 
 
 def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_there(runs, points, undisturbed, monkeypatch):
-    """As for the files, this is also what a driver that is killed leaves."""
+    """A killed driver leaves the same files."""
     monkeypatch.setattr(stopping, "SAME_REQUEST_S", 0.0)
 
     def twice():
@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_stops_at_once_and_leaves_what_was_there(runs, points, u
 
 
 class RecoversUntilCtrlC:
-    """A supervisor whose recovery takes too long for its user."""
+    """A supervisor whose recovery takes so long that the user stops the run."""
 
     recovered = False
 
@@ -298,7 +298,7 @@ def test_a_full_disk_is_waited_for(runs, points, undisturbed, caplog):
 
 
 def fills_up(runner, monkeypatch, num_times, at=None):
-    """No checkpoint finds room the first so many times; Ctrl-C comes at try `at`."""
+    """The first tries to write a checkpoint find no room; Ctrl-C comes at try `at`."""
     monkeypatch.setattr(full_disk, "RETRY_S", 0.01)
     write, tries = runner.store.write, []
 
@@ -332,7 +332,7 @@ def test_a_disk_that_stays_full_ends_a_run_in_one_line(runs, points, monkeypatch
     fills_up(runner, monkeypatch, 10**6)
     runner.states.disk._limit_s = 0.05
     with pytest.raises(
-        DiskFullError, match=r"the disk is full: .*bytes are free.*No checkpoint was saved: mend this"
+        DiskFullError, match=r"the disk is full: .*bytes are free.*No checkpoint was saved: fix the problem"
     ) as ended:
         runner.run()
     assert "\n" not in str(ended.value) and ended.value.__suppress_context__
@@ -340,7 +340,7 @@ def test_a_disk_that_stays_full_ends_a_run_in_one_line(runs, points, monkeypatch
 
 @pytest.mark.parametrize("runs", ["embodied"], indirect=True)
 def test_a_run_that_fails_saves_the_steps_since_its_last_snapshot(runs, points, undisturbed, tmp_path):
-    """Workers that are left have them; shared memory that is full is nobody's to start again."""
+    """The remaining workers have these steps; full shared memory is no failure that a restart could repair."""
     runner = runs.start("full-memory", "control.snapshot_interval=1000", "runner.save_interval=-1")
     last = runner.total_steps - 1
     full = segments.no_room(str(tmp_path / "messages"), "a message", 2**20)

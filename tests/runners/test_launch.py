@@ -1,4 +1,4 @@
-"""Each script in examples/ shows the launch of one kind of run; the package has its own. Both do the same."""
+"""Each script in examples/ launches one kind of run, as the package does; both give the same results."""
 
 from contextlib import nullcontext
 
@@ -15,10 +15,12 @@ from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, read_metrics
 from tests.runners.test_sft import CONFIG as SFT
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
+pytestmark = pytest.mark.usefixtures("forks")
+
 PENDULUM, MATH = "gym_pendulum_ppo_mlp", "math/math_arithmetic_grpo"
 SAVED = ["cluster.runtime=local", "runner.max_steps=1", "runner.save_interval=1", "runner.report=false"]
 MEASURED = ("step", "train/", "rollout/", "env/", "demos/num", "async/staleness")
-ASYNC = ["runner.mode=async", "runner.max_staleness=0"]  # which gives the same numbers every time
+ASYNC = ["runner.mode=async", "runner.max_staleness=0"]  # so that results repeat
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def shared(cluster, monkeypatch):
 @pytest.fixture
 def trained(cluster, tmp_path, capsys):
     def trained(train, name, *overrides):
-        """The metrics without times, the first words of what is printed, and the result."""
+        """The metrics without times, the first words of each printed line, and the result."""
         root = tmp_path / train.__module__
         result = train(load_config(name, [*overrides, *SAVED, f"runner.logger.log_path={root}"]))
         for processes in list(cluster.processes):

@@ -1,4 +1,4 @@
-"""Policies learn: PPO and GRPO raise what they are paid for, on the real path from simulator to update."""
+"""Policies learn: PPO and GRPO raise the reward, on the real path from simulator to update."""
 
 import pytest
 import torch

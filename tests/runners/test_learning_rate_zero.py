@@ -1,4 +1,4 @@
-"""A run that learns nothing clips nothing: to what was done, acting and training give the same probability.
+"""With learning rate 0 nothing is clipped: acting and training give each action the same probability.
 
 Every policy, every estimator; fp32.
 """
@@ -39,7 +39,7 @@ def test_every_policy(start, config, overrides):
 
 @pytest.mark.parametrize("recomputes", [True, False])
 def test_who_acted_is_compared_where_log_probabilities_are_computed_again(start, recomputes):
-    """Without a correction too; else there is nothing to compare, and nothing is said."""
+    """Also without a correction. If nothing is recomputed there is nothing to compare, and no metric."""
     more = [*ZERO, "actor.optim.value_lr=0", f"algorithm.recompute_logprobs={str(recomputes).lower()}"]
     for line in read_metrics(start(*more, small=SMALL_PENDULUM).run().run_dir):
         assert ("train/actor/effective_sample_size" in line) == recomputes

@@ -1,4 +1,4 @@
-"""LIBERO in a run, on stand-ins for its assets: OpenVLA-OFT, tiny, trains; a config measures what it saved."""
+"""LIBERO in a run, with replacements for its assets: a tiny OpenVLA-OFT trains, a config evaluates its checkpoint."""
 
 from __future__ import annotations
 

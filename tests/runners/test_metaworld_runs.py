@@ -1,4 +1,4 @@
-"""MetaWorld in a run: training on ten tasks, and an evaluation that says what it was."""
+"""MetaWorld in a run: training on ten tasks, and an evaluation that names its suite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the cells of a notebook define trains: a program from standard input has no file either."""
+"""Classes defined in notebook cells can train. The test uses a program from standard input, which has no file
+either."""
 
 import re
 import subprocess
@@ -15,6 +16,8 @@ from rlinf_lite.algorithms import register_advantage
 from rlinf_lite.models import GaussianPolicy
 from rlinf_lite.registry import ESTIMATORS
 from torch import nn
+
+pytestmark = pytest.mark.usefixtures("forks")
 
 
 class Room(EnvCard):

@@ -1,4 +1,4 @@
-"""Whole runs whose roles give memory back between phases: each move is a copy here, as between a GPU and the host."""
+"""Runs whose roles release memory between phases: each move is a copy here, as between a GPU and the host."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ PLACES = {
 
 
 def copy_when_moved():
-    offload.is_there = lambda tensor, device: False
+    offload.is_on = lambda tensor, device: False
 
 
 class CopiedActor(EmbodiedFSDPActor):
@@ -43,7 +43,7 @@ class CopiedRollout(MultiStepRolloutWorker):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_the_same_numbers(start, tmp_path, place):
-    """With evaluations, checkpoints, and a run that goes on from one."""
+    """Also with evaluations, checkpoints, and a resumed run."""
     ours = [*PLACES[place], "runner.val_check_interval=2", "runner.save_interval=2", "actor.num_threads=1"]
     offloads = ["actor.offload=true", *["rollout.offload=true"] * (place != "fused")]
     workers = {"actor": CopiedActor, "rollout": CopiedRollout, "env": EnvWorker}

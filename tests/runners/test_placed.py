@@ -1,4 +1,4 @@
-"""`cluster.component_placement: auto`: steps are the run's own wherever they are tried; the fastest place is kept."""
+"""`cluster.component_placement: auto`: each trial's steps are steps of the run, and the fastest placement is kept."""
 
 import json
 import os
@@ -20,11 +20,13 @@ from rlinf_lite.runners import (
     AsyncEmbodiedRunner,
     EmbodiedRunner,
     ReasoningRunner,
+    RunResult,
     claim_run,
     placed,
     run_placed,
     stopping,
 )
+from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
 from rlinf_lite.scheduler import HybridComponentPlacement
 from rlinf_lite.workers import EnvWorker
 from rlinf_lite.workers.reasoning import launch_roles
@@ -38,7 +40,7 @@ AUTO = ["cluster.component_placement=auto", "runner.max_steps=12", "runner.save_
 
 
 class FailsUnfusedAndInTwos(EnvWorker):
-    """Two copies of the weights are too many, as a second step shows; and two simulators are."""
+    """Two copies of the weights are too large, as a second step shows; and so are two simulators."""
 
     def interact(self, step=None):
         if self.cfg.cluster.fuse is None and step != 0:
@@ -50,7 +52,7 @@ class FailsUnfusedAndInTwos(EnvWorker):
 
 @pytest.fixture
 def train(cluster, tmp_path):
-    """`train(*overrides)`: a whole run, as the example does it."""
+    """`train(*overrides)` does a whole run, as in the example."""
 
     def train(*overrides, name="run", env=EnvWorker, runner_class=EmbodiedRunner):
         paths = [f"runner.logger.log_path={tmp_path / name}"]
@@ -115,7 +117,7 @@ def test_going_on_with_other_groups_changes_no_bit(train, monkeypatch):
 
 @pytest.mark.slow
 def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
-    """Every number is that of a run that never moved, up to how sums over fewer rows round."""
+    """Every result is that of a run with one placement, up to rounding of sums over fewer rows."""
     one_slot = [
         "cluster.num_gpus_per_node=1",
         "env.num_threads=1",
@@ -147,7 +149,41 @@ def test_steps_of_the_trials_are_steps_of_the_run(train, capsys):
     page = write_report(moved.run_dir).read_text()
     assert "<h2>Placement</h2>" in page and all(one["overrides"] in unescape(page) for one in tried)
     events = [json.loads(line)["event"] for line in (moved.run_dir / "events.jsonl").read_text().splitlines()]
-    assert "detected" not in events  # that workers ended is no failure
+    assert "detected" not in events  # the end of workers is no failure here
+
+
+@pytest.mark.parametrize("fastest", [0, 1, 2, 3])
+def test_the_placement_whose_steps_are_fastest_is_kept(tmp_path, fastest):
+    """Without workers. The first step of each trial, and steps of the trials before, do not count."""
+    one_slot = ["cluster.num_gpus_per_node=1", "runner.max_steps=14", f"runner.logger.log_path={tmp_path}"]
+    cfg = load_config(NAME, [*SMALL_PENDULUM, *AUTO, *one_slot])
+    trials = check_room(cfg)
+    rates = [10.0, 20.0, 30.0, 20.0]
+    rates[fastest] = 40.0
+    assert len(trials) == len(rates)
+    launched = []
+
+    def run(where, until):
+        launched.append(where)
+        first = 0 if claim.resume_from is None else read_state(claim.resume_from)["completed_steps"]
+        last, rate = until or cfg.runner.max_steps, rates[len(launched) - 1] if until else 0.0
+        with (claim.log_dir / "metrics.jsonl").open("a") as file:
+            for step in range(first + 1, last + 1):
+                per_s = 90.0 - 10 * len(launched) if step == first + 1 else rate - (step == first + 2)
+                file.write(json.dumps({"step": step, "time/step": 1.0, "perf/env_steps_per_s": per_s}) + "\n")
+        state = json.dumps({"completed_steps": last})
+        store = CheckpointStore(claim.checkpoint_dir, 10)
+        saved = store.write(last, lambda partial: (partial / "training_state" / "runner.json").write_text(state))
+        claim.resume_from = saved.resolve()
+        return RunResult(last, False, claim.log_dir, saved, cfg.runner.max_steps, [], None)
+
+    with claim_run(cfg) as claim:
+        result = run_placed(cfg, claim, None, run, trials)
+    assert result.completed_steps == 14 and launched[:4] == [one.placed for one in trials]
+    assert launched[4:] == [trials[fastest].placed]
+    found = choice(result)
+    assert [one["per_s"] for one in found] == rates
+    assert [one["outcome"] for one in found] == ["kept" if i == fastest else "tried" for i in range(4)]
 
 
 def ctrl_c():
@@ -185,7 +221,7 @@ def test_a_second_ctrl_c_ends_the_run_wherever_it_is(train, monkeypatch):
 
 @pytest.mark.slow
 def test_a_placement_that_fails_is_out(train):
-    """It costs nothing but itself: what failed there does not count towards the limits of what comes after."""
+    """Only this placement is lost: its failures do not count towards the limits of later ones."""
     limits = ["control.max_restarts=1", "control.backoff_s=0", "runner.max_steps=9"]
     result = train("cluster.num_gpus_per_node=1", *limits, env=FailsUnfusedAndInTwos)
     assert [one["outcome"] == "failed" for one in choice(result)] == [True, False, False, True]
@@ -196,7 +232,8 @@ def test_a_placement_that_fails_is_out(train):
 
 @pytest.mark.slow
 def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(train, capsys):
-    """The fastest is where it would go on. Acting goes on beside training, so that they share no process."""
+    """A resumed run would use the fastest placement. Acting and training run at the same time, so they share no
+    process."""
     stale = ["runner.mode=async", "runner.max_staleness=1", "algorithm.correction.kind=decoupled"]
     four = ["cluster.num_gpus_per_node=4", "env.train.num_envs=16", "actor.strategy=replicated"]
     result = train(*stale, *four, "runner.max_steps=8", runner_class=AsyncEmbodiedRunner)
@@ -217,8 +254,8 @@ def test_an_asynchronous_run_that_ends_within_its_trials_says_what_was_measured(
 
 @pytest.mark.slow
 def test_language_models_try_too(cluster, tmp_path, capsys):
-    """With a supervised stage before, a reference, and a critic that goes first: every number is that of a run that
-    never moved, up to how sums over fewer rows round. A config's own `cluster.fuse` is one of those tried."""
+    """With supervised training, a reference, and a critic that trains first: every result is that of a run with one
+    placement, up to rounding of sums over fewer rows. The config's own `cluster.fuse` is among the trials."""
     ours = [
         "runner.max_steps=11",
         "runner.save_interval=100",

@@ -1,7 +1,7 @@
-"""The same seed gives the same numbers, however the run is spread over workers, ranks and stages.
+"""The same seed gives the same results for any number of workers, ranks and stages.
 
-A run with one worker of each role is what others are compared with, up to how sums round. On both runtimes it gives
-the same bits (test_both_runtimes), so it runs on threads.
+Runs are compared with a run with one worker per role, up to rounding of sums. That run gives the same bits on both
+runtimes (test_both_runtimes), so it runs on threads.
 """
 
 import pytest
@@ -39,11 +39,11 @@ KINDS = {
     "language": (("math/math_arithmetic_grpo", SMALL_MATH), WHITENED, 2, ("train/critic/value_loss",)),
     "adapters": (RUNS["language"], ADAPTERS, 2, ("train/critic/value_loss",)),
 }
-"""What is run, its settings where there is one worker of each role, its steps, and numbers that are compared."""
+"""A kind of run: its config, its settings with one worker per role, its steps, and the numbers that are compared."""
 ROUNDING = {"imitation by flows": {"rel": 1e-4}}
-"""How far numbers may differ, where that is not 1e-4."""
+"""Tolerance of the numbers, if it is not 1e-4."""
 WEIGHTS = {"imitation": 1e-5, "language": 1e-4, "adapters": 1e-4}
-"""The largest difference of a weight at the end, where weights are compared."""
+"""Largest difference of a weight at the end, if weights are compared."""
 ON_THREADS = [("simulator", SEVERAL), ("groups", SEVERAL), ("flow", SEVERAL)]
 ON_RAY = [
     ("simulator", TWO_ACTORS),

@@ -1,4 +1,4 @@
-"""What an evaluation says of itself, so that another can be compared with it."""
+"""The protocol of an evaluation, by which evaluations can be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop over language models: every estimator, placement and failure, on a model of a few thousand parameters."""
+"""The language loop: every estimator, placement and failure, with a model of a few thousand parameters."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_ratios_are_one_on_the_first_pass(start_reasoning):
 
 
 def test_adapters_train_in_place_of_the_weights(start_reasoning):
-    """With a reference that has them too, after supervised training, and a critic that has none."""
+    """With a reference that has adapters too, after supervised training, and a critic without adapters."""
     lora = ["model.lora={rank: 2, alpha: 4}", "sft.num_steps=1", "algorithm.adv_type=gae"]
     lora += ["algorithm.kl={place: loss, coef: 0.1}", "runner.save_interval=1"]
     whole = start_reasoning(*lora).run()
@@ -151,7 +151,7 @@ def test_what_counts_is_the_whole_batch_not_one_workers_share(start_reasoning, t
 
 
 def test_other_numbers_of_a_reward_function_are_metrics(start_reasoning, tmp_path):
-    """The same ones on any number of workers; what some rows lack is a mean over the others."""
+    """They are the same on any number of workers; a number that some rows lack is averaged over the others."""
     lines = []
     for name, where in (("one", placed()), ("two", placed("'0'", rollout="'0-1'", num_slots=2))):
         own = ["reward.fn=tests.runners.rewards:as_verl_returns_it", "runner.val_check_interval=1"]
@@ -170,7 +170,7 @@ def test_other_numbers_of_a_reward_function_are_metrics(start_reasoning, tmp_pat
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_engine_of_ones_own_generates(start_reasoning, mode):
-    """It hears of new weights before every batch of prompts, and its responses are what is trained on."""
+    """It is told of new weights before every batch of prompts, and training uses its responses."""
     overlapping = ["runner.mode=async", "algorithm.correction.kind=tis", placed(fuse="null")] * (mode == "async")
     runner = start_reasoning("rollout.engine=tests.runners.engines:Curt", "runner.max_staleness=0", *overlapping)
     lines = [line for line in read_metrics(runner.run().run_dir) if "time/step" in line]
@@ -204,7 +204,7 @@ def test_not_finite_updates_are_skipped_and_then_end_the_run(start_reasoning):
 
 @pytest.fixture
 def tiny_qwen(tmp_path, repo):
-    """A checkpoint as Qwen2.5's are published, of 0.1 M parameters."""
+    """A checkpoint in the form of published Qwen2.5 models, with 0.1 M parameters."""
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(str(repo / "assets" / "char_tokenizer"))
@@ -295,7 +295,7 @@ def test_stages_overlap_with_scoring(start_reasoning, tmp_path):
 
 
 def test_half_precision_on_a_shared_model(start_reasoning):
-    """Generation leaves neither its autocast nor its eval mode behind in a process that trains next."""
+    """After generation, neither its autocast nor its eval mode remains in a process that then trains."""
     bf16 = ["actor.precision=bf16", "model.gradient_checkpointing=true", "rollout.pipeline_stage_num=2"]
     result = start_reasoning(*bf16, "runner.save_interval=2", "runner.phase_timeout_s=300").run()
     for line in read_metrics(result.run_dir):

@@ -1,4 +1,5 @@
-"""A run that is resumed ends as one that was left alone, bit for bit; checkpoints evaluate alike, and refuse damage.
+"""A resumed run ends like an uninterrupted one, bit for bit; checkpoints give equal evaluations; damaged ones are
+refused.
 
 Plain runs of every kind are resumed in test_interrupts too, and on the other runtime in test_both_runtimes.
 """

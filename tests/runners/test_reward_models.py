@@ -1,4 +1,5 @@
-"""Runs that a reward model scores: it teaches, beside rules, in synchronous and asynchronous runs, whoever dies."""
+"""Runs with a reward model: it trains the policy, also with rules, in synchronous and asynchronous runs, and after the
+death of any worker."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

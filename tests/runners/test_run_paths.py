@@ -1,4 +1,4 @@
-"""A run directory has one owner, a name of its own, and a resume says what it goes on with."""
+"""A run directory has one owner and a unique name, and a resume reports the checkpoint that it goes on from."""
 
 import errno
 import fcntl
@@ -31,7 +31,7 @@ loaded = cache(load_config)
 
 
 def config(root, *overrides, name=PENDULUM):
-    """As `load_config` makes it, in a hundredth of the time, and without its checks."""
+    """A config as from `load_config`, in 1/100 of the time, without its checks."""
     content = loaded(name).model_dump(mode="json")
     for override in (f"runner.logger.log_path={root}", *overrides):
         *sections, key = (words := override.partition("="))[0].split(".")
@@ -40,7 +40,7 @@ def config(root, *overrides, name=PENDULUM):
 
 
 def save(cfg, run_dir, step):
-    """A checkpoint as a run writes it, without weights."""
+    """A checkpoint as written by a run, without weights."""
     store = CheckpointStore(run_dir, 5)
     partial = store.begin(step)
     (partial / "training_state" / "runner.json").write_text(f'{{"completed_steps": {step}, "run": "{run_dir.name}"}}')
@@ -62,7 +62,7 @@ def child(act):
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        held = act()  # a claim ends where nobody refers to it any more
+        held = act()  # a claim ends when nothing refers to it any more
         os.write(write, b"x")
         time.sleep(100)
         os._exit(held is None)
@@ -87,7 +87,7 @@ def test_names_carry_config_task_and_seed_and_are_safe(tmp_path):
         assert claim.log_dir.name.startswith(start) and claim.log_dir.parent == tmp_path
     math = find_run(config(tmp_path, name="math/math_arithmetic_grpo"))
     assert math.log_dir.name.startswith("math_arithmetic_grpo-seed0-2")
-    assert not list(tmp_path.iterdir())  # nothing is made before a run begins: evaluation needs nothing
+    assert not list(tmp_path.iterdir())  # nothing is created before a run begins: an evaluation needs no directory
 
 
 def test_runs_that_start_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_two_roots_are_two_locks_and_one_by_two_names_is_one(tmp_path):
     with claim_run(cfg) as claim:
         begin_run(cfg, claim.log_dir, CheckpointStore(claim.checkpoint_dir, 5), 0, 10)
         save(cfg, claim.checkpoint_dir, 1)
-        for path in (logs, checkpoints):  # either half is enough to meet the other
+        for path in (logs, checkpoints):  # half of the calls would be enough to collide
             mine = [f"runner.logger.log_path={path}", "runner.resume=auto"]
             with pytest.raises(RunInUseError):
                 claim_run(config(tmp_path / "other", *mine, f"actor.checkpoint_save_path={checkpoints}"))
@@ -199,7 +199,7 @@ def test_auto_goes_by_name_task_and_seed_and_not_by_directories_names(tmp_path, 
 
 
 def test_auto_takes_what_was_trained_and_passes_by_what_is_no_run(tmp_path):
-    """A run that failed in its first step leaves a checkpoint too, of nothing."""
+    """A run that failed in its first step also leaves a checkpoint, of step 0."""
     cfg = config(tmp_path, "runner.seed=1")
     auto = config(tmp_path, "runner.seed=1", "runner.resume=auto")
     untrained = train(cfg, 0)
@@ -405,7 +405,7 @@ def test_evaluations_of_steps_that_are_done_again_are_those_of_no_later_checkpoi
     said = ", ".join(sorted(map(str, [*places, run / "superseded"])))
     assert f"checkpoints and evaluations of the steps after 3 are now in {said}\n" in capsys.readouterr().out
 
-    save(cfg, checkpoints.parent, 5)  # of other weights than the one that is gone back to
+    save(cfg, checkpoints.parent, 5)  # with other weights than the checkpoint that the run goes back to
     (run / "eval" / "step_000005.json").write_text("")
     resume(checkpoints / "superseded" / "step_000005", 5)
     assert files(run / "eval") == ["step_000003.answers.jsonl", "step_000003.gif", "step_000003.json"]
@@ -430,7 +430,7 @@ def test_a_copy_of_a_run_does_not_undo_steps_of_the_original(tmp_path, capsys):
     assert set(tmp_path.rglob("*")) == set(before) - gone | {run / "metrics.jsonl"}
 
     capsys.readouterr()
-    for root in ("backup", "new"):  # where it is, and where no run of this name is
+    for root in ("backup", "new"):  # its own place, and a place without a run of this name
         moved = config(tmp_path / root, f"runner.resume={backup}")
         with claim_run(moved) as claim:
             assert claim.log_dir == claim.checkpoint_dir == tmp_path / root / run.name

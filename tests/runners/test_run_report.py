@@ -1,4 +1,4 @@
-"""What a run leaves for people to look at: its last words, videos of episodes, the report."""
+"""The output of a run for people: its last printed lines, videos of episodes, the report."""
 
 import html
 import json

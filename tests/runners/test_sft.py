@@ -104,7 +104,7 @@ def test_any_dataset_is_imitated_by_the_names_of_its_features(start_sft, tmp_pat
     counts = read_metrics(result.run_dir)[0]
     assert counts["demos/num_chunks"] == counts["demos/num_env_steps"] == info["total_frames"]
 
-    # resumed: from a copy of the folder, not from another dataset
+    # a copy of the folder can be resumed from, another dataset cannot
     start_sft.stop()
     more = ["runner.resume=auto", "data.source=folder", "runner.save_interval=2", "runner.max_steps=62"]
     copied = shutil.copytree(demos, tmp_path / "copied")

@@ -1,4 +1,4 @@
-"""Which of several saved states a run goes back to, or on from; files alone, without workers."""
+"""The choice among several saved states when a run recovers or resumes; only files, without workers."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ def newest_state(store, snapshots):
 
 
 def test_a_snapshot_goes_before_a_checkpoint_of_the_same_step(tmp_path):
-    """The checkpoint may be one of the middle of supervised training, which a resumed run has completed since."""
+    """The checkpoint may be from inside supervised training, which the resumed run has completed since then."""
     store, snapshots = CheckpointStore(tmp_path / "run", 3), CheckpointStore(tmp_path / "memory", 1, durable=False)
     save(store, 0, supervised_updates=1)
     complete = save(snapshots, 0, supervised_updates=4)

@@ -1,4 +1,4 @@
-"""What training a language model refuses before anything starts."""
+"""Mistakes that training of a language model refuses before anything starts."""
 
 import pytest
 

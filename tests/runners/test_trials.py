@@ -1,4 +1,4 @@
-"""How a run with `cluster.component_placement: auto` goes from trial to trial: no groups, no Ray."""
+"""The sequence of trials of `cluster.component_placement: auto`, without groups and without Ray."""
 
 import json
 import shlex
@@ -106,7 +106,7 @@ def test_a_step_of_a_placement_that_has_been_slow_once_counts_as_its_fastest(tmp
     [([], 8), (["runner.mode=async", "runner.max_staleness=1", "algorithm.correction.kind=decoupled"], 7)],
 )
 def test_steps_that_had_less_to_do_do_not_count(tmp_path, settings, fastest):
-    """Where an asynchronous run has evaluated, the next step's rollouts are there; where all groups were dropped,
+    """After an evaluation of an asynchronous run the next step's rollouts exist already; if all groups were dropped,
     nothing trained."""
     cfg = load_config("gym_pendulum_ppo_mlp", [*settings, "runner.val_check_interval=7"])
     trained = {"time/step": 1.0, "time/training": 0.5}
@@ -157,7 +157,7 @@ DIED = WorkerDiedError("actor", 0, "node 0", "killed (out of memory)", "")
 
 def test_a_placement_that_dies_before_it_begins_leaves_the_others_where_they_began(store, trials):
     write(store, 20)
-    write(store, 40)  # which is not gone on from
+    write(store, 40)  # no run goes on from it
     trials(resumed=store.root / "step_000020", failures={0: DIED, 2: SchedulerError("no GPU")})
     assert trials.begun == [20, 20, 23, 23, 26, 29, 32]
     assert [one["outcome"] for one in choice(store)] == ["failed", "kept", "failed", "tried", "tried", "tried"]
@@ -176,7 +176,7 @@ def test_where_all_fail_the_last_failure_is_raised(trials):
 
 
 def test_ctrl_c_while_a_later_placement_is_launched_stops_the_run(trials):
-    """There is something to go on from, which the last lines say."""
+    """There is a checkpoint to go on from, and the last lines name it."""
     result = trials(failures={1: KeyboardInterrupt()})
     assert result.interrupted and result.completed_steps == 3 and result.checkpoint.name == "step_000003"
     assert result.describe().startswith("stopped after 3 of 100 steps") and "  go on: " in result.describe()

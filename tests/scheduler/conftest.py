@@ -1,9 +1,9 @@
-"""Tests of processes."""
+"""The cluster of the scheduler's tests."""
 
 import pytest
 
 
 @pytest.fixture(scope="module")
 def cluster(ray_cluster):
-    """Processes, which are what is tested here."""
+    """A cluster on processes, since they are tested here."""
     return ray_cluster

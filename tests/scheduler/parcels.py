@@ -1,4 +1,4 @@
-"""What a message of one object is on its way."""
+"""Makes the parcel of a message."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ from rlinf_lite.scheduler.segments import Parcel, encode, store
 
 
 def pack(obj: Any, directory: str, inbox: str = "") -> Parcel:
-    """With its bulk in shared memory under `directory`, for who reads `inbox` ("": anyone)."""
+    """A parcel with large buffers in shared memory under `directory`, for the reader of `inbox` ("": any reader)."""
     return store(*encode(obj), directory, inbox)

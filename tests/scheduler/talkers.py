@@ -1,4 +1,4 @@
-"""Workers that say what they know."""
+"""Workers that report what they know."""
 
 import time
 from typing import Any

@@ -76,7 +76,7 @@ def test_order_is_kept_per_key(channel: Channel) -> None:
 
 
 def test_a_wait_for_an_item_is_known_as_one(channel: Channel) -> None:
-    """So that no worker that waits for longer than `control.hang_timeout_s` is taken for hung."""
+    """A wait for a channel shows in heartbeats, so that a long wait is not taken for a hang."""
     activity, got = Activity(), []
 
     def method() -> None:
@@ -240,3 +240,42 @@ def test_keys_that_are_used_up_are_forgotten() -> None:
         assert not queues._items and not queues._lines
 
     asyncio.run(use())
+
+
+def test_who_comes_later_waits_for_those_who_wait() -> None:
+    """Also where there is room, or an item, that those before have not been given yet."""
+
+    async def producers() -> list[Any]:
+        queues = Queues("full", 1)
+        await queues.put("key", 0, 0, None)
+        waiting = [asyncio.create_task(queues.put("key", i, 0, 20)) for i in (1, 2)]
+        await asyncio.sleep(0)
+
+        async def take_and_put() -> list[Any]:
+            taken = await queues.get("key", None, 20)
+            await queues.put("key", 3, 0, 20)
+            return taken
+
+        later = asyncio.create_task(take_and_put())
+        await asyncio.sleep(0)
+        taken = [item for _ in range(3) for item in await queues.get("key", None, 20)]
+        await asyncio.gather(*waiting)
+        return [*await later, *taken]
+
+    async def consumers() -> list[Any]:
+        queues = Queues("empty", 0)
+        waiting = [asyncio.create_task(queues.get("key", None, 20)) for _ in range(2)]
+        await asyncio.sleep(0)
+
+        async def put_and_take() -> list[Any]:
+            await queues.put("key", 0, 0, 20)
+            return await queues.get("key", None, 20)
+
+        waiting.append(asyncio.create_task(put_and_take()))
+        await asyncio.sleep(0)
+        for i in (1, 2, 3):
+            await queues.put("key", i, 0, 20)
+        return [item for items in await asyncio.gather(*waiting) for item in items]
+
+    assert asyncio.run(producers()) == [0, 1, 2, 3]
+    assert asyncio.run(consumers()) == [0, 1, 2]

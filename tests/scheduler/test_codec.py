@@ -18,7 +18,8 @@ Travel = Callable[[Any], Any]
 
 @pytest.fixture(params=["once", "kept", "again"])
 def travel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Travel]:
-    """To another process and back: in memory that is used once, that is kept, and that is used again."""
+    """Send an object through shared memory and unpack it: in memory that is used once, that is kept, and that is
+    reused."""
 
     def go(obj: Any) -> Any:
         inbox = "" if request.param == "once" else "inbox"
@@ -27,7 +28,7 @@ def travel(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Travel]:
             for mapped in shared_memory._mapped.values():
                 mapped.open()[:] = b"\xff" * len(mapped.open())
         received = unpack(pack(obj, str(tmp_path), inbox))
-        assert os.listdir(tmp_path) == []  # opened means unlinked
+        assert os.listdir(tmp_path) == []  # opening it removes its name
         return received
 
     yield go

@@ -68,7 +68,7 @@ def test_killed_while_idle(group: WorkerGroup) -> None:
 
 
 def test_killed_while_others_wait_for_it(cluster: Cluster, group: WorkerGroup) -> None:
-    """The dead worker has no call in flight, and the others would wait for its message for ever."""
+    """The dead worker has no running call, and the others would wait for its message forever."""
     other = Mortal.create_group().launch(cluster, "1", name="other")
     idle, blocked = group.work(0), other.listen("mortal")
     idle.wait()
@@ -83,7 +83,7 @@ def test_killed_while_others_wait_for_it(cluster: Cluster, group: WorkerGroup) -
 
 @pytest.mark.parametrize("how", ["raises", "dies"])
 def test_a_failed_call_ends_a_wait_for_another(cluster: Cluster, group: WorkerGroup, how: str) -> None:
-    """As in scripts that wait for one handle after the other."""
+    """A script may wait for one handle after the other."""
     other = Mortal.create_group().launch(cluster, "1", name="other")
     blocked = other.listen("mortal")
     failing = group.execute_on(1).work("long" if how == "raises" else 60)
@@ -113,7 +113,7 @@ def test_calls_that_were_given_up_end_no_wait(cluster: Cluster, group: WorkerGro
 
 @pytest.mark.parametrize("by", ["an abort", "the error of a call before"])
 def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup, by: str) -> None:
-    """Ray prints errors that nobody asks for, as those of an interrupted run's rollouts are."""
+    """Ray prints errors that are not fetched, such as those of an interrupted run's rollouts."""
     printed: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: printed.append(record.getMessage())
@@ -128,7 +128,7 @@ def test_what_was_given_up_is_not_printed(cluster: Cluster, group: WorkerGroup, 
             failing, *calls = other.work("now"), other.work("later")
             with pytest.raises(WorkerError, match="TypeError"):
                 failing.wait()
-        time.sleep(1)  # `done` would ask for it
+        time.sleep(1)  # `done` would fetch the error
         calls.clear()
         gc.collect()
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Several roles in one process: a group per role over the same processes."""
+"""Several roles in one process: one group per role on the same processes."""
 
 import os
 from typing import Any
@@ -34,7 +34,7 @@ class Rollout(Worker):
         self.actor = self.fused["actor"]
 
     def total(self) -> tuple[float, int]:
-        """Of the actor's weights, as they are in this process."""
+        """The sum of the actor's weights in this process."""
         return float(self.actor.weights.sum()), self.actor.weights.ctypes.data
 
     def where(self) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""GPU slots, on a Ray that was told of four GPUs which nobody touches."""
+"""GPU slots, on a Ray that is started with four GPUs that do not exist and are not used."""
 
 import os
 import time

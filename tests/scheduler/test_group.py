@@ -201,7 +201,7 @@ def test_a_handle_is_an_argument(cluster: Cluster, group: WorkerGroup) -> None:
         other.execute_on(0).multiply(group.multiply([1, 2]))
     with pytest.raises(TypeError, match="must be an argument of a group call itself"):
         other.echo([group.echo(1)])
-    with pytest.raises(WorkerError, match=r"echo\[1\]\.fail raised KeyError"):  # the cause, not the messenger
+    with pytest.raises(WorkerError, match=r"echo\[1\]\.fail raised KeyError"):  # the cause, not who reports it
         other.echo(group.fail(1)).wait()
     other.shutdown()
 
@@ -288,7 +288,7 @@ def test_a_method_is_called_by_name(group: WorkerGroup) -> None:
     assert group.call("echo", (1,), {"plus": 2}).wait() == [3, 3]
     assert group.call("echo", (1,), ranks=[1]).wait() == [1]
     assert group.call("scatter", (Scatter(["a"]),), ranks=[1]).wait() == [(1, "a", None)]
-    first = CallRule(execute_mode=Execute.RANK_ZERO)  # in the place of what the method says: nothing is scattered
+    first = CallRule(execute_mode=Execute.RANK_ZERO)  # replaces the method's own rule: nothing is scattered
     assert group.call("scatter", ([1, 2],), ranks=[1, 0], rule=first).wait() == (1, [1, 2], None)
     with pytest.raises(AttributeError, match=r"no public method 'ecko'\. Did you mean echo"):
         group.call("ecko")

@@ -1,4 +1,4 @@
-"""The Ray that a Cluster starts itself, seen from outside: tokens, ports, and what is left of it afterwards."""
+"""The Ray that a Cluster starts, tested from outside: tokens, ports, and what remains after its end."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from rlinf_lite.scheduler.scratch import SHM_ROOT, ScratchDirs, temp_root
 pytestmark = pytest.mark.usefixtures("own_ray")
 
 PATIENCE_S = 30
-"""Less than the minute that Ray waits where one of its processes is dead, and much more than a loaded machine needs."""
+"""Less than the minute that Ray waits if one of its processes is dead, and much more than a loaded machine needs."""
 
 SCRIPT = """
 import os, sys, time
@@ -56,7 +56,7 @@ def start(then: str, **environment: str) -> subprocess.Popen[str]:
         text=True,
         env=os.environ | environment,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have these tests ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have set it to be ignored
     )
 
 
@@ -111,7 +111,7 @@ def test_it_listens_on_loopback_only_and_shuts_down_cleanly() -> None:
             if connection.status == psutil.CONN_LISTEN:
                 assert re.fullmatch(r"127\.0\.0\.1|::1|::ffff:127\.0\.0\.1", connection.laddr.ip), (member, connection)
     assert len(directories(uid)) == 2
-    assert process.stdout is not None  # what workers print arrives there, without colours in what is no terminal
+    assert process.stdout is not None  # the workers' output arrives there, without colours, since it is no terminal
     assert re.fullmatch(r"\(Sleeper\[0\] pid=\d+\) hello\n", process.stdout.readline())
     process.communicate("\n", timeout=60)
     assert process.returncode == 0
@@ -125,7 +125,7 @@ def test_ctrl_c_leaves_nothing() -> None:
     time.sleep(0.5)
     everyone = family(process)
     interrupted = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole foreground group
+    os.killpg(process.pid, signal.SIGINT)  # like a terminal, which sends it to the whole foreground group
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - interrupted < PATIENCE_S
     assert process.returncode != 0 and "KeyboardInterrupt" in err
@@ -147,7 +147,7 @@ STOPPABLE = """
 
 
 def test_sigterm_to_every_process_leaves_the_driver_time_to_save() -> None:
-    """As SLURM sends it to a job's processes, and `timeout` to its group."""
+    """SLURM sends SIGTERM to all processes of a job, and `timeout` to its process group."""
     process = start(STOPPABLE.replace("group.sleep(600)", "time.sleep(600) or group.sleep(0)"))
     uid = read_until_running(process)
     assert process.stdout is not None and process.stdout.readline() == "handles SIGTERM\n"
@@ -156,7 +156,7 @@ def test_sigterm_to_every_process_leaves_the_driver_time_to_save() -> None:
     assert os.getpgid(process.pid) not in groups
     started = time.monotonic()
     for member in everyone:
-        with suppress(psutil.NoSuchProcess):  # ended by a process that was sent it before
+        with suppress(psutil.NoSuchProcess):  # a process that got it earlier has ended this one
             member.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0 and "saved by [0, 1]" in out, err
@@ -181,7 +181,7 @@ def test_where_ray_is_killed_the_driver_ends_soon() -> None:
 
 @contextmanager
 def listening(answer: bytes | None) -> Iterator[int]:
-    """A port that takes connections, and says something or nothing."""
+    """A port that accepts connections, and sends an answer or nothing."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         listener.listen()
@@ -213,7 +213,7 @@ def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
         refused = problem(f"127.0.0.1:{port}")
-        # and what a Ray that was killed has left, where no other runs on this machine
+        # and the address file of a killed Ray, while no other Ray runs on this machine
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -222,9 +222,9 @@ def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch:
     assert "refused" in refused and "Unset RAY_ADDRESS" in refused
     assert "refused" in left and f":{port}" in left
     with listening(None) as port:
-        assert "has said nothing for 3 s" in problem(f"127.0.0.1:{port}")
+        assert "sent nothing for 3 s" in problem(f"127.0.0.1:{port}")
     with listening(b"HTTP/1.1 400 Bad Request") as port:
-        assert "is no Ray" in problem(f"127.0.0.1:{port}")
+        assert "is not Ray" in problem(f"127.0.0.1:{port}")
     assert "on a node of that Ray" in problem("ray://127.0.0.1:10001")
     assert "no Ray answers" in problem("nonsense")
 
@@ -232,12 +232,12 @@ def test_an_address_where_no_ray_is_says_so_at_once(tmp_path: Path, monkeypatch:
 def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = tempfile.mkdtemp(prefix="r", dir="/tmp")  # a short path, where no other test starts and tidies up
+    root = tempfile.mkdtemp(prefix="r", dir="/tmp")  # a short path that no other test cleans up
     monkeypatch.setattr(tempfile, "tempdir", root)
     process = start("group.sleep(600).wait()", TMPDIR=root)
     uid = read_until_running(process)
     everyone = family(process)
-    # these two try for a minute to report the raylet's end to the GCS, which is dead too, and then end as well
+    # these two try for a minute to report the raylet's end to the dead GCS, and then end too
     agents = [member for member in everyone if member.name().startswith(("ray::Dashboa", "ray::Runtime"))]
     process.kill()
     process.communicate()
@@ -249,7 +249,7 @@ def test_a_killed_driver_takes_its_processes_along_and_the_next_start_tidies_up(
     living = ScratchDirs()
     assert directories(uid) == []
     ScratchDirs().remove()
-    assert os.path.isdir(living.temp) and os.path.isdir(living.shm)  # a living owner's are left alone
+    assert os.path.isdir(living.temp) and os.path.isdir(living.shm)  # the directories of a living owner stay
     living.remove()
     assert not os.path.exists(living.temp) and not os.path.exists(living.shm)
     shutil.rmtree(root)
@@ -266,7 +266,7 @@ def test_an_exception_in_a_worker_makes_the_exit_code_true() -> None:
 
 @pytest.fixture
 def head_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """`head_program(code)` runs instead of the one that starts Ray; returns the file of its process ids."""
+    """`head_program(code)` replaces the program that starts Ray; returns the file with its process ids."""
 
     def write(code: str) -> Path:
         started = tmp_path / "started"
@@ -279,7 +279,7 @@ def head_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 
 def test_a_machine_too_busy_for_ray_to_start_is_said_so(tmp_path, head_program):
-    """Each time its processes are ended before the next try."""
+    """The processes of each try are ended before the next one."""
     started = head_program("os.fork() or time.sleep(60)\nsys.exit('The current node timed out.')")
     too_late = r"did not start on this machine \(The current node timed out.\), tried 5 times.*less busy"
     with pytest.raises(ClusterError, match=too_late), local_ray(str(tmp_path), 1, None, False):

@@ -1,4 +1,4 @@
-"""A machine goes away: its workers start again on another."""
+"""A machine is lost: its workers restart on another one."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
             spare = machines.add_node(num_cpus=1) if with_spare else None
             kept = group.members[0].pid
             machines.remove_node(doomed)
-            group.execute_on(0).greet("talker", 1).wait()  # what is sent there is lost, and no failure of the sender
+            group.execute_on(0).greet("talker", 1).wait()  # the message is lost, and the sender does not fail
             with pytest.raises(WorkerDiedError, match=r"talker\[1\]"):
                 group.known().wait(60)
             group.restart(1)
@@ -40,11 +40,11 @@ def test_workers_of_a_lost_node_move(with_spare: bool, monkeypatch: pytest.Monke
             heard = group.execute_on(0).hear("talker", 1)
             group.execute_on(1).greet("talker", 0).wait()
             assert heard.wait(10) == ["from talker[1]"]
-            group.clear_abort()  # as after every failure that is dealt with: who was where is forgotten
+            group.clear_abort()  # as after every recovery: old addresses are forgotten
             for _ in range(2):
                 group.execute_on(0).greet("talker", 1).wait()
                 assert group.execute_on(1).hear("talker", 0).wait(10) == ["from talker[0]"]
-            if spare is not None:  # whose workers live, and get nothing any more: that is somebody's failure
+            if spare is not None:  # this node's workers live but get no messages: that must be an error
                 os.kill(run_on(spare.node_id, os.getpid), signal.SIGKILL)
                 with pytest.raises(WorkerError, match=r"talker\[0\]"):
                     for _ in range(20):

@@ -1,5 +1,5 @@
-"""Nodes that share nothing but a slow network: name spaces of this machine, each with an address, /dev/shm and /tmp of
-its own (tools/netns_cluster.py)."""
+"""Nodes that share only a slow network: network namespaces of this machine, each with its own address, /dev/shm and
+/tmp (tools/netns_cluster.py)."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def machines():
 
 
 def metrics(root):
-    """Of the run below `root`, what is written by now."""
+    """The metrics that the run below `root` has written so far."""
     found = list(root.glob("*/metrics.jsonl"))
     return [line for line in read_metrics(found[0].parent) if "time/step" in line] if found else []
 
@@ -86,8 +86,8 @@ def test_a_run_over_three_nodes_is_that_of_one_and_sends_what_was_predicted(mach
 
 
 def test_a_hybrid_run_goes_on_where_a_node_is_cut_off(monkeypatch, command_line):
-    """On the spare, with the numbers of an undisturbed run on one machine."""
-    for name, milliseconds in (("timeout", 2000), ("period", 1000)):  # else Ray waits for such a node for a minute
+    """It goes on on the spare node, with the same results as an undisturbed run on one machine."""
+    for name, milliseconds in (("timeout", 2000), ("period", 1000)):  # otherwise Ray waits a minute for such a node
         monkeypatch.setenv(f"RAY_health_check_{name}_ms", str(milliseconds))
     steps = [*SMALL_PENDULUM, "runner.max_steps=10"]
     with NetnsCluster(3) as machines:
@@ -102,7 +102,7 @@ def test_a_hybrid_run_goes_on_where_a_node_is_cut_off(monkeypatch, command_line)
                     (used,) = (node for node in (1, 2) if runs_env_worker(machines, node))
                     machines.cut(used)
         assert process.returncode == 0, "".join(shown)
-        assert runs_env_worker(machines, 3 - used) is False  # nothing stays on the spare
+        assert runs_env_worker(machines, 3 - used) is False  # nothing remains on the spare node
         assert command_line(["train", "gym_pendulum_ppo_mlp", *steps, f"runner.logger.log_path={here}"]) == 0
         for own, reference in zip(metrics(root), metrics(here), strict=True):
             assert [own[name] for name in LOSSES] == [reference[name] for name in LOSSES]

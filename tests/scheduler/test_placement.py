@@ -155,6 +155,14 @@ def test_node_groups_number_their_own_slots() -> None:
             },
             "needs node 3, this cluster has nodes 0..0",
         ),
+        (
+            {
+                "num_nodes": 2,
+                "component_placement": {"env": {"placement": "0", "node_group": "sim"}},
+                "node_groups": [{"label": "sim", "nodes": 2}],  # the first that is not there
+            },
+            "needs node 2, this cluster has nodes 0..1",
+        ),
         ({"component_placement": {"env": "0", "actor,env": "0"}}, "env is placed twice"),
         ({"component_placement": {"env,,actor": "0"}}, "empty name"),
         ({"component_placement": {"env": "auto"}}, "slots are chosen in training runs"),

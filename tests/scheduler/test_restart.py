@@ -1,4 +1,4 @@
-"""Workers are replaced in place: what they were told by `init` is known again, and the others do not notice."""
+"""Workers are replaced in place: `init` is repeated with its last arguments, and the other workers are not affected."""
 
 import os
 import signal

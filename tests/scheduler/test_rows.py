@@ -1,4 +1,4 @@
-"""Dispatch modes that cut batches by rows: what each rank gets, what comes back, and who fetches it."""
+"""Dispatch modes that split batches by rows: the rows of each rank, the collected result, and who fetches it."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ class Model(Worker):
 
 
 class Sharded(Worker):
-    """Two data-parallel ranks of two tensor-parallel workers each."""
+    """Workers of two data-parallel ranks, each with two tensor-parallel workers."""
 
     def init(self, joined: bool = True) -> None:
         if joined:
@@ -91,7 +91,7 @@ def test_rows_are_spread_evenly_and_come_back_in_order(models, rows):
 
 def test_nothing_that_is_passed_is_changed(models):
     two, _ = models
-    for rows in (4, 400_000):  # carried inside the call, and through the object store
+    for rows in (4, 400_000):  # sent inside the call, and through the object store
         data = batch(rows)
         assert two.overwrite(data).wait() is None
         assert data.batch["x"][0] == 0 and data.meta_info == {"k": 1}

@@ -1,4 +1,4 @@
-"""What both runtimes promise: start, call, send, receive, end. Every test runs on processes and on threads."""
+"""The contract of both runtimes: start, call, send, receive, end. Every test runs on processes and on threads."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def pair(cluster: Cluster) -> Iterator[tuple[WorkerGroup, WorkerGroup]]:
-    """Group a of two ranks, and b of one."""
+    """Group a with two ranks, and group b with one."""
     with cluster.launching():
         a = Player.create_group({"n": 1}).launch(cluster, "0-1", name="a")
         b = Player.create_group().launch(cluster, "2", name="b")
@@ -249,7 +249,7 @@ def test_a_group_ends_while_it_waits_for_a_channel(cluster: Cluster) -> None:
     assert time.monotonic() - started < 8
     with pytest.raises(SchedulerError):
         waiting.wait(20)
-    channel.put("first")  # which the wait of a process that was killed may take
+    channel.put("first")  # the wait of a killed process may take this item
     channel.put("second")
     assert channel.get(timeout_s=20) in ("first", "second")
     channel.close()
@@ -299,7 +299,7 @@ except LookupError as error:
 
 
 def test_limits_wait_while_a_worker_computes() -> None:
-    """A breakpoint in one worker does not time the others out."""
+    """A breakpoint in one worker does not let the others reach their time limits."""
 
     class Slow(Worker):
         def think(self) -> None:

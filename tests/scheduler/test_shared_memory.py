@@ -22,15 +22,15 @@ SIZE = 300_000
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(shared_memory, "_is_half_free", lambda directory, num_bytes: True)  # of this machine's disk
-    shared_memory.forget_all()  # what the tests before have sent
+    monkeypatch.setattr(shared_memory, "_is_half_free", lambda directory, num_bytes: True)  # the disk of this machine
+    shared_memory.forget_all()  # messages of earlier tests
     yield
     shared_memory.forget_all()
     shared_memory._most_kept.cache_clear()
 
 
 def sent(obj: Any, directory: Path, inbox: str = "inbox") -> Parcel:
-    """As it is when the reader has taken it out of its inbox."""
+    """The parcel in the state after the reader has taken it from its inbox."""
     parcel = pack(obj, str(directory), inbox)
     parcel.arrive()
     assert not parcel.place or parcel.mapped or not parcel.place.is_kept
@@ -42,7 +42,7 @@ def kept() -> list[shared_memory._Written]:
 
 
 def in_child(do: Callable[[], Any]) -> tuple[int, Any]:
-    """Fork a process that does something and then waits; returns its id and what came of it."""
+    """Fork a process that calls a function and then waits; returns its id and the function's result."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,7 +125,7 @@ def test_each_inbox_has_its_own(tmp_path: Path) -> None:
 
 
 def test_sizes_differ(tmp_path: Path) -> None:
-    """Smaller ones leave an older message's rest behind, larger ones need more memory."""
+    """A smaller message leaves a rest of an older one in the segment; a larger one needs more memory."""
     rng = np.random.default_rng(0)
     for size in rng.integers(65_536, 1_000_000, 40):
         array = rng.integers(0, 256, size, dtype=np.uint8)
@@ -149,7 +149,7 @@ def test_a_killed_reader(tmp_path: Path) -> None:
     first, second = kept()
     assert not first.is_free() and not second.is_free()
     kill(child)
-    assert first.is_free()  # the kernel has seen to it
+    assert first.is_free()  # the kernel has released it
     assert len(os.listdir(tmp_path)) == 1
     shared_memory.forget_inbox("inbox")
     assert os.listdir(tmp_path) == [] and unopened.mapped is None
@@ -186,7 +186,7 @@ def test_a_forked_child_does_not_let_go_for_its_parent(tmp_path: Path) -> None:
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "KEPT_BYTES", 4 * SIZE)
     waiting = [sent(np.full(SIZE, i, np.uint8), tmp_path, f"inbox{i % 3}") for i in range(20)]
-    assert len(kept()) == 4 and len(os.listdir(tmp_path)) == 16  # those are for once
+    assert len(kept()) == 4 and len(os.listdir(tmp_path)) == 16  # those are for one use
     assert [int(unpack(parcel).max()) for parcel in waiting] == list(range(20))
     del waiting
     assert os.listdir(tmp_path) == []
@@ -235,7 +235,7 @@ def test_full_memory_takes_what_is_kept_unused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_half_of_the_memory_is_left_to_what_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many processes keep some: only what is free counts, so that they need not know of each other."""
+    """This holds for any number of processes: only free memory counts, so they need not know of each other."""
     monkeypatch.undo()
     for used, is_kept in ((0.4, True), (0.6, False)):
         usage = shutil._ntuple_diskusage(10**9, int(used * 10**9), int((1 - used) * 10**9))

@@ -1,4 +1,4 @@
-"""Groups that are launched together, or started again together, do not wait for each other."""
+"""Groups that are launched or restarted together do not wait for each other."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from rlinf_lite.scheduler import Cluster, SchedulerError, Worker, WorkerError, W
 
 
 class Friend(Worker):
-    """Is not there before another one starts as well."""
+    """A worker whose constructor waits until another worker starts too."""
 
     def __init__(self, home: Path, other: str) -> None:
         if (home / f"{self.name}.broken").exists():
@@ -50,7 +50,7 @@ def test_groups_launch_and_start_again_side_by_side(cluster: Cluster, tmp_path: 
 
 def test_where_one_does_not_start_none_is_left(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "two.broken").touch()
-    (tmp_path / "two").touch()  # so that only its constructor is in the way
+    (tmp_path / "two").touch()  # so that only the constructor can fail
     with pytest.raises(WorkerError, match=r"two\[0\]\.__init__ raised ValueError: two is broken"):
         launch(cluster, tmp_path)
     assert not cluster.groups

@@ -1,4 +1,4 @@
-"""Two Ray nodes on this machine: everything between them takes the path that it takes between machines."""
+"""Two Ray nodes on this machine: communication between them takes the same path as between machines."""
 
 import os
 import re

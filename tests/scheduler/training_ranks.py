@@ -1,7 +1,7 @@
 """One of two ranks that train as actors do: `python -m tests.scheduler.training_ranks RANK ADDRESS STRATEGY`.
 
-Rank 0 says "ready" after an update that does not count, waits for a line, and says "done" after a step: UPDATES of
-them, and the gathering of whole tensors for rollout workers.
+Rank 0 prints "ready" after a warm-up update, waits for a line, and prints "done" after a step: UPDATES updates, and
+gathering whole tensors for rollout workers.
 """
 
 import sys

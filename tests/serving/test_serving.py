@@ -115,7 +115,7 @@ def test_messages_are_openpis_to_the_byte() -> None:
 def test_broken_messages(message: bytes) -> None:
     with pytest.raises(WireError, match="not msgpack as openpi-client packs it"):
         unpack(message)
-    with pytest.raises(ValueError, match="arrays of object are not sent"):
+    with pytest.raises(ValueError, match="arrays of object cannot be sent"):
         pack({"x": np.array([None])})
 
 
@@ -157,7 +157,7 @@ def test_openpis_own_client(vla: Policy, serve: Serve) -> None:
             acted = client.infer(request)
             assert (acted["actions"] == vla.act({**obs, "noise_key": keys}, "sampled")).all()
             assert acted["server_timing"]["infer_ms"] > 0
-    with pytest.raises(RuntimeError, match="the policy looks through 'top'"):
+    with pytest.raises(RuntimeError, match="the policy needs camera 'top'"):
         clients[0].infer({"prompt": "pick up the red block"})
 
 
@@ -220,11 +220,11 @@ def test_a_client_may_choose_its_noise(mlp: MLPGaussianPolicy, serve: Serve) -> 
     ("message", "problem"),
     [
         (pack({"prompt": "pick"}), "RequestError: the policy reads a state: give state or observation/state; the "),
-        (pack({"state": np.zeros(4)}), r"RequestError: state is [4]; the policy reads 3 numbers"),
+        (pack({"state": np.zeros(4)}), r"RequestError: state has shape [4]; the policy reads 3 numbers"),
         (pack({"state": np.zeros((4097, 3), np.float32)}), "RequestError: the observation has 4097 rows. Send at most"),
         (pack({"state": np.array([0.0, 0.0, np.nan])}), "ObservationError: state has numbers that are not finite"),
         (b"\xc1", "WireError: this is not msgpack"),
-        (msgpack.packb([1]), "RequestError: a request is a map of texts"),
+        (msgpack.packb([1]), "RequestError: a request is a map with texts as keys"),
         ("state", "RequestError: a request is a binary frame of msgpack, and this is a text"),
     ],
 )
@@ -291,7 +291,7 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
         port = str(taken.getsockname()[1])
         assert "Address already in use" in refused("--port", port)
     for host in ("0.0.0.0", "::", "192.168.1.2", "robot"):
-        assert "other machines could use the policy. Give them a token" in refused("--host", host)
+        assert "other machines could use the policy. Require a token" in refused("--host", host)
     (tmp_path / "token").write_text("\n")
     for words in (["--token", ""], ["--token-file", str(tmp_path / "token")]):
         assert "the token is empty" in refused("--host", "0.0.0.0", *words)
@@ -301,12 +301,12 @@ def test_what_is_refused_before_anything_is_loaded(tmp_path: Path, capsys: pytes
         assert "--device cuda:1: torch sees no GPU here" in refused("--port", "0", "--device", "cuda:1")
     with pytest.raises(SystemExit):
         refused("--device", "cud")
-    assert "there are cpu, cuda, and cuda:N" in capsys.readouterr().err
+    assert "give cpu, cuda, or cuda:N" in capsys.readouterr().err
     assert refused(policy=Path("nowhere")).startswith("nowhere: no such directory (looked for /")
     none = f"{tmp_path} is no policy, nor a checkpoint or run that has one: {tmp_path} has no config.json. A run "
     assert refused(policy=tmp_path).startswith(none)
     assert main(["serve", "tests/models/tiny_openvla", "--port", "0"]) == 2  # before a client comes
-    assert "the policy came without a tokenizer" in capsys.readouterr().err
+    assert "the policy has no tokenizer" in capsys.readouterr().err
     with pytest.raises(ServeError), bind("0.0.0.0", 0):
         pass
     with bind("127.0.0.1", 0) as bound, pytest.raises(UnknownModeError, match="there is no mode 'Greedy'"):
@@ -329,7 +329,7 @@ def test_ctrl_c_ends_it(repo: Path) -> None:
                 with pytest.raises(Exception, match="1001"):
                     connection.recv(timeout=30)
             assert process.wait(30) == 0
-            assert process.stdout.read() == "ended; clients have been told\n" and process.stderr.read() == ""
+            assert process.stdout.read() == "ended; the clients were disconnected\n" and process.stderr.read() == ""
         finally:
             process.kill()
 
@@ -368,7 +368,7 @@ def test_requests_of_openpis_clients() -> None:
 def test_a_picture_of_no_camera_is_no_masked_camera() -> None:
     """A policy that may do without a camera is told of one by another name."""
     given = {"images": {SLOTS[0]: image(1), "wirst": image(2)}, "prompt": "fold"}
-    with pytest.raises(RequestError, match=r"no camera is called images/wirst; the policy looks through base_0_rgb, "):
+    with pytest.raises(RequestError, match=r"no camera is called images/wirst; the policy's cameras are base_0_rgb, "):
         observation(given, PI0)
     whole = {f"observation/{name}": image(3) for name in (*SLOTS, "depth")}
     assert set(observation({**whole, "prompt": "fold"}, PI0)["images"]) == set(SLOTS)
@@ -390,9 +390,9 @@ def test_published_policies_read_them(name: str) -> None:
     [
         (
             "observation/image",
-            "the policy looks through 'agentview': give images/agentview or observation/agentview or ",
+            "the policy needs camera 'agentview': give images/agentview or observation/agentview or ",
         ),
-        ("observation/wrist_image", r"through 'robot0_eye_in_hand': .* or observation/wrist_image; the request has "),
+        ("observation/wrist_image", r"camera 'robot0_eye_in_hand': .* or observation/wrist_image; the request has "),
         ("observation/state", "the policy reads a state: give state or observation/state; the request has "),
         ("prompt", "the policy reads a text: give instruction or prompt; the request has observation/image, "),
     ],
@@ -406,5 +406,5 @@ def test_what_is_missing_is_named(missing: str, problem: str) -> None:
     }
     with pytest.raises(RequestError, match=problem):
         observation({name: value for name, value in request.items() if name != missing}, LIBERO)
-    with pytest.raises(RequestError, match=r"the policy looks through base_0_rgb, .*; the request has prompt"):
+    with pytest.raises(RequestError, match=r"the policy's cameras are base_0_rgb, .*; the request has prompt"):
         observation({"prompt": "fold"}, PI0)

@@ -105,6 +105,24 @@ def test_metrics_of_a_step_are_weighted_by_tokens_over_its_updates():
     assert actor.update_actor(batch)["metrics"]["train/actor/clip_fraction"] == 0
 
 
+def test_what_stands_after_a_response_has_no_part_in_an_update():
+    """Rows of 1 and 4 tokens go through the model together, with a KL to the reference in the loss."""
+    found = []
+    for other in (-3.0, -4.0):
+        cfg = load_config("math/math_arithmetic_grpo", [*OVERRIDES[:2], *OVERRIDES[3:4], OVERRIDES[-1]])
+        actor = LanguageActor(cfg)
+        actor.fused = {"rollout": Worker()}  # nobody to send weights to
+        actor.init(None, WeightRoutes([0], [0]), 10)
+        rows = make_rows(2)
+        mask = rows.batch["response_mask"] = torch.arange(4) < torch.tensor([[1], [4]])
+        rows.batch["attention_mask"][:, 6:] = mask
+        for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "advantages"):
+            rows.batch[name] = torch.where(mask, -3.0, other)
+        metrics = actor.update_actor(rows)["metrics"]
+        found.append([metrics, *(parameter.tolist() for parameter in actor.learner.model.parameters())])
+    assert found[0] == found[1] and found[0][0]["train/actor/ref_kl"] != 0
+
+
 def test_few_rows_over_two_ranks_are_those_of_one(tmp_path):
     cfg = load_config("math/math_arithmetic_ppo", OVERRIDES)
     start = LanguageActor(cfg)

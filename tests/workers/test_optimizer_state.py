@@ -8,10 +8,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
+from rlinf_lite.config import load_config
 from rlinf_lite.config.schema import OptimConfig
 from rlinf_lite.models import MLPGaussianPolicy
 from rlinf_lite.runners.full_disk import has_no_room
+from rlinf_lite.scheduler import Worker
 from rlinf_lite.training import sharding
+from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.strategies import FSDP, init_process_group
 from tests.ranks import spawn
 
@@ -101,6 +104,30 @@ def test_parameters_that_are_not_contiguous_come_back_as_they_were(tmp_path):
     other, other_optimizer = transposed()
     sharding.load_training(other, other_optimizer, {}, tmp_path / "state", 1)
     check_same(full_moments(other, other_optimizer), full_moments(module, optimizer))
+
+
+def test_a_rank_goes_on_with_its_own_random_numbers(tmp_path):
+    """As dropout draws them in training."""
+
+    def make_learner(rank):
+        worker, cfg = Worker(), load_config("embodiment/gym_pendulum_ppo_mlp", [])
+        worker.rank = rank
+        learner = Learner(worker, make()[0], cfg, "actor")
+        learner.start_training(cfg.actor.optim, 5)
+        return learner
+
+    first, second, where = make_learner(0), make_learner(1), (tmp_path / "policy", tmp_path / "training_state")
+    torch.manual_seed(3)
+    first.save(*where)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    first.load(*where)
+    assert torch.equal(torch.rand(3), expected)
+    torch.manual_seed(4)
+    own = torch.rand(3)
+    torch.manual_seed(4)
+    second.load(*where)  # in which rank 0 alone has written
+    assert torch.equal(torch.rand(3), own)
 
 
 def rank_main(rank, port, directory, expected):

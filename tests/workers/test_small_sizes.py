@@ -271,6 +271,21 @@ def test_the_entropy_of_a_chunk_is_that_of_the_actions_that_were_executed() -> N
     assert metrics["train/actor/entropy"] == pytest.approx(float(executed.mean()) * per_action, rel=1e-5)
 
 
+@pytest.mark.parametrize("logprob_type", ["chunk_level", "action_level", "token_level"])
+def test_ratios_are_those_of_the_actions_that_were_executed(logprob_type: str) -> None:
+    sizes = replace(Sizes.draw(0), actors=1, limit=3, chunk=5, num_chunks=1, num_envs=4, env_workers=1, stages=1)
+    found = []
+    for other in (0.0, 1.0):
+        actor = actor_with(Crew(sizes), logprob_type=logprob_type)
+        own = actor.trajectories
+        assert not own.mask.all()
+        own.logprobs[~own.mask] = other
+        actor.compute_advantages_and_returns()
+        metrics = actor.run_training(0)["metrics"]
+        found.append([metrics, *(parameter.tolist() for parameter in actor.policy.parameters())])
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("adv_type", ["gae", "grpo"])
 def test_an_actor_learns_from_however_little_there_is(adv_type: str) -> None:
     for seed in range(200, 212):

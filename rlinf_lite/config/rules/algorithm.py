@@ -1,4 +1,4 @@
-"""Estimators and losses: what they need, and the keys that they read."""
+"""Rules for estimators and losses: their needs, and the keys that they read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_lite.config.schema import BaseAlgorithmConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
 _OF_LOSSES = ("clip_ratio_c", "behaviour_kl_coef")
-"""Keys of `algorithm` that only some losses read (`LossNeeds.unread`)."""
+"""The keys of `algorithm` that only some losses read (`LossNeeds.unread`)."""
 
 
 @rule("algorithm.adv_type", "algorithm.group_size", "algorithm.filter_groups", kinds=REINFORCED)

@@ -1,4 +1,4 @@
-"""Which processes the roles get: GPUs, runtime, shared processes, shared memory, ranks that form a model."""
+"""Rules for the processes of roles: GPUs, runtime, shared processes, offload, and ranks that form a model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _roles_can_share(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     if unknown:
         return
     if len(names_in_fuse(config)) == 1:
-        text = f"names {config.cluster.fuse} alone, which shares with nobody. Name two roles or more, or set it to null"
+        text = f"names {config.cluster.fuse} alone, which shares nothing. Name two roles or more, or set it to null"
         yield Problem(key, text)
     if len(set(roles)) < len(roles):
         yield Problem(key, f"{config.cluster.fuse} names a role twice. Name each once")

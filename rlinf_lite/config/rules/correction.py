@@ -1,4 +1,4 @@
-"""Asynchronous runs, and corrections for actions of another policy than the one that trains."""
+"""Rules for asynchronous runs, and for corrections of actions of another policy than the one that trains."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _correction(config: Any, plan: Any) -> Iterator[Problem]:
 
 
 def correction_problems(correction: CorrectionConfig) -> Iterator[Problem]:
-    """All that is wrong within `algorithm.correction`: keys that its kind does not use, and bounds that do not fit."""
+    """Problems inside `algorithm.correction`: keys that its kind does not use, and bounds that do not fit."""
     key, kind, metric = "algorithm.correction", correction.kind, correction.metric
     unused = False
     for name, field in CorrectionConfig.model_fields.items():

@@ -1,4 +1,4 @@
-"""The run's name, directories to read and to write, what it is resumed from, and its loggers."""
+"""Rules for the run's name, directories to read and to write, the run to resume, and loggers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_lite.config.rules import ALL, SIMULATED, Kind, rule
 from rlinf_lite.config.schema import BaseConfig
 
 MIN_FREE_BYTES = 50 * 2**20
-"""On a disk that a run writes to: logs, films and a checkpoint of a tiny policy."""
+"""Least free space on a disk that a run writes to: logs, films and a checkpoint of a tiny policy."""
 _HUB_NAME = re.compile(r"(?:hf://(?:models/)?)?([\w-][\w.-]*/[\w.-]+)")
 
 
@@ -46,7 +46,8 @@ def _run_name_is_a_file_name(config: BaseConfig, plan: Any) -> Iterator[Problem]
 def _written_rule(key: str) -> None:
     @rule(key)
     def directories_can_be_written(config: Any, plan: Any) -> Iterator[Problem]:
-        """Nothing is made before the run begins: the nearest directory above that is there is looked at."""
+        """Check that directories can be written. Nothing is created before the run begins, so this checks the nearest
+        existing parent directory."""
         written = attrgetter(key)(config)
         if written is None:
             return
@@ -138,7 +139,7 @@ def _loggers_are_installed(config: BaseConfig, plan: Any) -> Iterator[Problem]:
 
 
 def _knows_wandb_key() -> bool:
-    """Whether Weights & Biases would log in without asking, or not log in at all."""
+    """Whether Weights & Biases would log in without a prompt, or needs no login."""
     if os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
         return True
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):

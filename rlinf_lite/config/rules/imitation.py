@@ -1,4 +1,4 @@
-"""Demonstrations: who plays them, or the dataset that holds them, and the length of imitation."""
+"""Rules for imitation: the expert or the dataset of its demonstrations, and its length."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
 
 
 def _writes_demonstrations(data: DataConfig) -> bool:
-    """Whether a run makes its demonstrations, rather than reads those of a dataset that is there."""
+    """Whether a run collects its demonstrations instead of reading an existing dataset."""
     return data.source != "folder" and (data.demos_dir is None or not _is_dataset(data.demos_dir))
 
 
@@ -108,7 +108,7 @@ def _is_dataset(directory: str) -> bool:
 
 
 def _reads_state(said: Mapping[str, Any]) -> bool:
-    """Whether the policy with this config.json sees nothing but the state."""
+    """Whether the policy with this config.json reads only the state, and no images."""
     try:
         return registry.policy_card(str(said.get("policy_id"))).reads_state  # a published policy has none, and looks
     except registry.PartError:

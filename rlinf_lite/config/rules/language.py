@@ -1,4 +1,4 @@
-"""Language runs: model, problems, scores, sizes, and the KL to the reference."""
+"""Rules for language runs: model, problems, scores, sizes, and the KL to the reference."""
 
 from __future__ import annotations
 

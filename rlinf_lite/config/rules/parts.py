@@ -1,4 +1,4 @@
-"""Names of parts that are registered or imported, and the rules of an environment's or a policy's card."""
+"""Rules for names of registered or imported parts, and the rules of environment and policy cards."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _environment_card(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("env", "rollout.pipeline_stage_num", PLACEMENT, "cluster.accelerator", kinds=SIMULATED)
 def _own_environment_can_be_made(config: Config, plan: Plan) -> Iterator[Problem]:
-    """Left out in a cluster of GPUs, where a simulator may take one: this process would keep part of it."""
+    """Skipped if slots are GPUs: the simulator may use a GPU, and this process would keep part of its memory."""
     card, workers = env_card_of(config), plan.size("env")
     if card is None or not workers or slots(config.cluster)[0] == "cuda":
         return

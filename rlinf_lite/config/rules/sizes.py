@@ -1,4 +1,4 @@
-"""Sizes of runs in simulators: environments per worker, batches, chunks and episodes."""
+"""Rules for the sizes of runs in simulators: environments per worker, batches, chunks and episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_lite.config.schema import Config
 _ENVS = "env.train.num_envs"
 _BATCH = "actor.global_batch_size"
 _DECISIONS = ("rollout.num_chunks", "model.num_action_chunks", "env.id", "env.task", "env.train.max_episode_steps")
-"""The keys that say how many decisions an environment takes in a step."""
+"""The keys that determine the number of decisions per environment and step."""
 
 
 @rule(_ENVS, "rollout.pipeline_stage_num", kinds=TRAINED)
@@ -27,7 +27,7 @@ def _envs_split_over_stages(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("algorithm.group_size", _ENVS, kinds=("embodied",))
 def _whole_groups(config: Config, plan: Plan) -> Iterator[Problem]:
-    """A group may lie in several stages and with several actors: advantages are estimated over a whole step."""
+    """A group may be split over stages and actors, since advantages are estimated over the whole step."""
     size, num_envs = config.algorithm.group_size, config.env.train.num_envs
     if num_envs % size:
         text = f"{num_envs} environments are no whole number of groups of {size} ({quotient(num_envs, size)})"

@@ -1,7 +1,7 @@
-"""The program that makes one AV1 file of raw pictures on its standard input: `encoder.py WIDTH HEIGHT FPS FILE`.
+"""A program that encodes raw pictures from standard input into one AV1 file: `encoder.py WIDTH HEIGHT FPS FILE`.
 
-A process of its own, started by `video.VideoWriter`, which can end it: an encoder within a worker that does not come
-back cannot be ended. Imports nothing of the package.
+`video.VideoWriter` starts it as a process, which it can end if the encoder hangs; inside a worker that would be
+impossible. It imports nothing from the package.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 import av
 import numpy as np
 
-CRF, PRESET, GOP = "30", "12", "2"  # as LeRobot writes: a key frame every other picture makes any picture quick to find
+CRF, PRESET, GOP = "30", "12", "2"  # as in LeRobot; a key frame every other picture makes every picture fast to find
 
 
 def main() -> None:

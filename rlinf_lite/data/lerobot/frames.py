@@ -1,7 +1,7 @@
-"""Frames by number: a dataset's pictures and numbers, decoded once into files that are mapped into memory.
+"""Frames by number: a dataset's pictures and numbers are decoded once into files, which are mapped into memory.
 
-What is read is a view of the page cache, which the system takes back when it wants to: memory does not grow with the
-dataset, and the processes of a node share it. Neither pyarrow nor PyAV is needed once the files are there.
+Reads are views of the page cache, which the system can free at any time: memory does not grow with the dataset, and
+the processes of a node share it. Once the files exist, neither pyarrow nor PyAV is needed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
 FORMAT = 3
-"""Version of the format of decoded frames and of the checks that they have passed."""
+"""Version of the format of decoded frames, and of the checks before decoding."""
 _CONTENTS = "contents.json"
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Names of the dataset's features by their use."""
+    """The names of the dataset's features, by use."""
 
     cameras: Mapping[str, str]
     """Feature by camera."""
     state: str | None
     action: str
     instruction: bool = True
-    """False: frames have no sentence, because what the policy will see has none."""
+    """False: frames get no sentence, because the environment gives no instruction."""
     subtasks: bool = False
-    """Sentences are LeRobot's subtasks at that time, not those of the frames' tasks."""
+    """Whether sentences are LeRobot's subtasks at the frame's time, instead of the frame's task."""
     order: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Columns of `state` and `action`, in the order in which they are decoded, where that is not the dataset's."""
+    """Columns of `state` and `action` in decoded order, if that differs from the dataset's order."""
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Names of the columns of `state` and `action` in decoded order; absent where the columns have no names."""
+    """Names of the columns of `state` and `action` in decoded order; absent if the columns have no names."""
 
     @property
     def features(self) -> list[str]:
-        """Names of all features that are read."""
+        """The names of all features that are read."""
         found = [self.action, *([self.state] if self.state else []), *self.cameras.values()]
         return found + ([SUBTASKS] if self.instruction and self.subtasks else [])
 
@@ -62,11 +62,11 @@ class Frames:
             content = json.loads((directory / _CONTENTS).read_text())
             self.tasks: list[str] = content["tasks"]
             self.statistics: dict[str, statistics.Statistics] = content["statistics"]
-            """Statistics of `state` and `action`, exact over the whole dataset."""
+            """The statistics of `state` and `action`, exact over the whole dataset."""
             self.names: dict[str, list[str]] = content.get("keys", {}).get("names", {})
-            """Names of the columns of `state` and `action`, where they have names."""
+            """The names of the columns of `state` and `action`, if they have names."""
             self.notes: list[str] = content["notes"]
-            """Deviations between what files state and how they were read, one line each."""
+            """Notes on files that were read although they deviate from what they state, one line each."""
             self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
             self.state = _mapped(directory / "state.npy") if content["has_state"] else None
             self.actions, self.task, self.episodes = (
@@ -79,7 +79,7 @@ class Frames:
             ) from error
 
     def read(self, rows: NDArray[np.int64]) -> dict[str, Any]:
-        """Observations (see `envs.Obs`) of these frames."""
+        """The observations (see `envs.Obs`) of these frames."""
         obs: dict[str, Any] = {"instruction": [self.tasks[i] for i in self.task[rows]]}
         if self.images:
             obs["images"] = {camera: np.asarray(images[rows]) for camera, images in self.images.items()}
@@ -89,7 +89,7 @@ class Frames:
 
 
 def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
-    """Folder below `root` for the decoded frames of this dataset as it is now."""
+    """The folder below `root` for the decoded frames of the dataset in its present state."""
     files = sorted(file for file in (dataset.directory / "meta").rglob("*") if file.is_file())
     files += sorted({episode.data_file for episode in dataset.episodes})
     for key in keys.cameras.values():
@@ -106,12 +106,12 @@ def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
 def decode(
     dataset: LeRobotDataset, keys: Keys, root: Path, report: Callable[[str, int, int], None] = lambda *_: None
 ) -> Path:
-    """Decode every frame, unless it has been done. Returns the directory for `Frames`.
+    """Decode every frame, unless that was done before. Returns the directory for `Frames`.
 
-    `report`: called now and then with what is decoded, how many frames of it there are, and of how many.
+    `report`: called now and then with (what is decoded, number of decoded frames, number of all frames).
 
     Raises:
-        LeRobotError: where a file does not hold what info.json says, or the disk has too little room.
+        LeRobotError: if a file does not agree with info.json, or the disk has too little room.
     """
     directory = frames_directory(dataset, keys, root)
     if (directory / _CONTENTS).is_file():
@@ -120,7 +120,7 @@ def decode(
     dataset.check_videos(list(keys.cameras.values()))
     try:
         partial = root / f".partial_{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same number
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same id
         partial.mkdir(parents=True)
     except OSError as error:
         raise _unwritable(root, error) from error
@@ -128,7 +128,7 @@ def decode(
         _check_room(dataset, keys, partial)
         _fill(dataset, keys, partial, report)
         os.replace(partial, directory)
-    except BaseException:  # Ctrl-C too: half of the frames must not stay
+    except BaseException:  # Ctrl-C too: incomplete frames must not stay
         shutil.rmtree(partial, ignore_errors=True)
         if (directory / _CONTENTS).is_file():
             return directory  # another run has finished first
@@ -137,7 +137,7 @@ def decode(
 
 
 def check_writable(dataset: LeRobotDataset, keys: Keys, root: Path) -> None:
-    """Raise LeRobotError where frames are not decoded yet, and could not be written below `root`."""
+    """Raise LeRobotError if frames are not decoded yet and cannot be written below `root`."""
     there = next(path for path in (root, *root.absolute().parents) if path.exists())
     decoded = (frames_directory(dataset, keys, root) / _CONTENTS).is_file()
     if not decoded and not os.access(there, os.W_OK | os.X_OK, effective_ids=True):

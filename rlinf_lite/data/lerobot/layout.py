@@ -20,23 +20,23 @@ DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 EPISODES_PATH = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 CHUNKS_SIZE = 1000
-"""Files per folder."""
+"""Number of files per folder."""
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 PICTURES = "observation.images."
 STATE, ACTION = "observation.state", "action"
 SUBTASKS = "language_persistent"
-"""LeRobot's column of annotations that hold from their time on; those of style "subtask" may be instructions."""
+"""LeRobot's column of annotations, each valid from its time on; those of style "subtask" may be instructions."""
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
 """Columns of every dataset, besides `task_index`."""
 _PLACES: dict[str, dict[str, Any]] = {
     V3: {"chunk_index": 0, "file_index": 0},
     V2: {"episode_chunk": 0, "episode_index": 0},
 }
-"""Names that may stand in path templates."""
+"""The names that path templates may contain, by version."""
 
 
 class LeRobotError(ValueError):
-    """A folder that is no LeRobotDataset, or whose files do not hold what its info.json says; it names the file."""
+    """A folder is no LeRobotDataset, or a file does not agree with its info.json; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Feature:
     """One entry of `features`."""
 
     dtype: str
-    """A numpy type, "string", "image" (files of pictures in the table), "video", "language", or one that is not known:
-    an error only where it is read."""
+    """A numpy type, "string", "image" (encoded pictures in the table), "video" or "language". An unknown type is an
+    error only if the feature is read."""
     shape: tuple[int, ...]
     names: Any = None
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -64,14 +64,14 @@ class Feature:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of a picture, whichever way round its shape is written."""
+        """The height and width of a picture, for shapes with channels first or last."""
         if len(self.shape) == 3 and self.shape[0] in (1, 3) and self.shape[2] not in (1, 3):
             return self.shape[1], self.shape[2]
         return self.shape[0], self.shape[1]
 
     @property
     def width(self) -> int:
-        """Number of values per frame."""
+        """The number of values per frame."""
         return math.prod(self.shape)
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Info:
-    """`meta/info.json`, as far as it is used."""
+    """The used part of `meta/info.json`."""
 
     version: str
     fps: float
@@ -93,14 +93,14 @@ class Info:
     chunks_size: int = CHUNKS_SIZE
     robot_type: str | None = None
     num_tasks: int | None = None
-    """None: info.json does not say."""
+    """None: info.json does not give it."""
 
     @property
     def pictures(self) -> dict[str, Feature]:
         return {key: feature for key, feature in self.features.items() if feature.is_picture}
 
     def as_json(self, num_tasks: int) -> dict[str, Any]:
-        """Contents of info.json for a dataset that is written here."""
+        """The content of info.json for a dataset that we write."""
         return {
             "codebase_version": self.version,
             "robot_type": self.robot_type,
@@ -135,7 +135,7 @@ class _FeatureEntry(BaseModel):
 
 
 class _InfoFile(BaseModel):
-    """The types of what `Info` has."""
+    """The schema of info.json, to check the types of its values."""
 
     model_config = ConfigDict(strict=True)
 
@@ -151,7 +151,7 @@ class _InfoFile(BaseModel):
 
 
 def read_text(file: Path) -> str:
-    """Text of a JSON file, UTF-8 on every system, without the byte order mark that some editors put first."""
+    """The text of a JSON file: UTF-8 on every system, without the byte order mark that some editors add."""
     return file.read_text(encoding="utf-8-sig")
 
 
@@ -160,7 +160,7 @@ def is_dataset(directory: Path) -> bool:
 
 
 def read_info(directory: Path) -> Info:
-    """Raises LeRobotError where there is no dataset, or one of another version."""
+    """Read and check info.json. Raises LeRobotError if there is no dataset, or one of another version."""
     file = directory / INFO
     if not directory.is_dir():
         raise LeRobotError(f"no directory {str(directory)!r} (looked for {directory.absolute()})")
@@ -215,7 +215,7 @@ def read_info(directory: Path) -> Info:
 
 
 def picture_feature(dtype: str, height: int, width: int, fps: int) -> Feature:
-    """Feature of a camera in a dataset that is written here; `dtype` is "image" or "video"."""
+    """The feature of a camera in a dataset that we write; `dtype` is "image" or "video"."""
     info = {}
     if dtype == "video":
         info = {
@@ -241,5 +241,5 @@ def counters() -> dict[str, Feature]:
 
 
 def numbered(path: str, number: int, **more: str) -> str:
-    """The path of file `number`, counted over all folders."""
+    """The path of file `number`, where files are counted over all folders."""
     return path.format(chunk_index=number // CHUNKS_SIZE, file_index=number % CHUNKS_SIZE, **more)

@@ -1,4 +1,4 @@
-"""Reading a LeRobotDataset, v3.0 or v2.1: its tables are compared with info.json, then frames are streams."""
+"""Reading a LeRobotDataset, v3.0 or v2.1: its tables are checked against info.json, then frames are read as streams."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _EIGHT_BITS = {"1", "L", "LA", "P", "PA", "RGB", "RGBA"}
 
 @dataclass(frozen=True)
 class Clip:
-    """An episode's video file and its times there."""
+    """The part of a video file that holds an episode."""
 
     file: Path
     start_s: float
     end_s: float | None = None
-    """None where the clip is the whole file."""
+    """None: the clip is the whole file."""
 
 
 @dataclass(frozen=True)
 class EpisodeEntry:
-    """An episode, as `meta/episodes` describes it."""
+    """An episode's entry in `meta/episodes`."""
 
     first_frame: int
     length: int
@@ -46,25 +46,25 @@ class EpisodeEntry:
 
 
 class LeRobotDataset:
-    """A folder whose tables agree with its info.json; nothing of its frames is in memory.
+    """A dataset whose tables agree with its info.json. Its frames are not in memory.
 
     Raises:
-        LeRobotError: naming the file and what is wrong with it, here and while frames are read.
+        LeRobotError: names the file and the problem; also raised later, while frames are read.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.info = read_info(directory)
         self.notes: list[str] = []
-        """Deviations between what files state and how they were read, one line each."""
+        """Notes on files that were read although they deviate from what they state, one line each."""
         self._unreadable: dict[str, str] = {}
-        """Features that cannot be read, and why: an error where one is needed, else a note."""
+        """Features that cannot be read, with the reason: an error if a feature is needed, else a note."""
         self.tasks = self._read_tasks()
         self.episodes = self._read_episodes()
         self._check_tables()
 
     def feature(self, key: str, config_key: str) -> Feature:
-        """The feature of that name; the error says which `config_key` to change."""
+        """The feature `key`. Raises LeRobotError, which names the `config_key` to change."""
         found = self.info.features.get(key)
         if found is None:
             raise LeRobotError(
@@ -73,8 +73,8 @@ class LeRobotDataset:
         return found
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raise LeRobotError where the tables do not have these features as info.json lists them. That of other ones,
-        which are not read, becomes a note."""
+        """Raise LeRobotError if the tables do not have these features as info.json lists them. Problems of other
+        features, which are not read, become a note."""
         needed = [key for key in (*keys, *_COUNTERS, "timestamp", "task_index") if key in self._unreadable]
         if needed:
             raise LeRobotError(self._unreadable[needed[0]])
@@ -85,7 +85,7 @@ class LeRobotDataset:
             ]
 
     def check_videos(self, keys: Sequence[str]) -> None:
-        """Open every video of these features, and compare it with where its episodes are."""
+        """Open every video of these features, and compare it with the clips of its episodes."""
         for key in keys:
             if self.info.features[key].dtype == "video":
                 for file, episodes in self._by_file(key).items():
@@ -93,7 +93,7 @@ class LeRobotDataset:
                     _check_clips(file, [(x.clips[key], x.length) for x in episodes], self.info.fps, found)
 
     def num_failures(self) -> int:
-        """Episodes whose `success` in meta/episodes, which our own datasets have, is false."""
+        """The number of episodes whose `success` in meta/episodes is false; only our own datasets have that column."""
         failed = 0
         for file in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
             if "success" in pq.read_schema(file).names:
@@ -101,8 +101,8 @@ class LeRobotDataset:
         return failed
 
     def rows(self, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
-        """Number of the first frame, and by feature [n, D] of numbers, uint8 [n, H, W, 3] of "image"s or sentences [n]
-        of `language_persistent`; in order."""
+        """The rows of the tables, in order, as (number of the first frame, values by feature): [n, D] for numbers,
+        uint8 [n, H, W, 3] for "image", sentences [n] for `language_persistent`."""
         first = 0
         clock = [key for key in ("timestamp",) if key in self.info.features]
         numbers = iter(self._expected_counters())
@@ -132,7 +132,7 @@ class LeRobotDataset:
                 raise LeRobotError(f"{file} is damaged: {error}") from error
 
     def pictures(self, key: str) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Number of the frame, and its picture uint8 [H, W, 3], of a "video" feature; file after file."""
+        """The pictures of a "video" feature, file by file, as (number of the frame, uint8 [H, W, 3])."""
         furthest_s, of_file = 0.0, self.directory
         for file, episodes in self._by_file(key).items():
             frames = [episode.first_frame + i for episode in episodes for i in range(episode.length)]
@@ -149,7 +149,7 @@ class LeRobotDataset:
             )
 
     def _by_file(self, key: str) -> dict[Path, list[EpisodeEntry]]:
-        """The episodes of every video of a feature, in the order of its pictures."""
+        """The episodes in each video file of a feature, in the order of the pictures."""
         found: dict[Path, list[EpisodeEntry]] = {}
         for episode in sorted(self.episodes, key=lambda episode: episode.clips[key].start_s):
             found.setdefault(episode.clips[key].file, []).append(episode)
@@ -176,7 +176,7 @@ class LeRobotDataset:
         return values.reshape(-1, feature.width)
 
     def _subtasks(self, file: Path, column: pa.Array, first: int, frame_index: NDArray[Any]) -> NDArray[Any]:
-        """Sentences [n]: of a frame's annotations in style "subtask" the last one that has begun by then."""
+        """Sentences [n]: for each frame, the last annotation of style "subtask" that has begun at its time."""
         found = list[str]()
         for number, (rows, t) in enumerate(zip(column.to_pylist(), frame_index / self.info.fps, strict=True), first):
             said = [row for row in rows or () if row["style"] == "subtask" and row["content"] is not None]
@@ -190,7 +190,7 @@ class LeRobotDataset:
         return np.array(found, object)
 
     def _check_clock(self, file: Path, first: int, frame_index: NDArray[Any], found_s: NDArray[Any]) -> None:
-        """By the time of a frame others find its picture; here its number is used, which has to be the same."""
+        """Check frame times: LeRobot finds a picture by its time, this reader by its number, and both must agree."""
         due_s = frame_index / self.info.fps
         wrong = np.flatnonzero(~(np.abs(found_s - due_s) <= _clock_tolerance_s(due_s)))
         if len(wrong):
@@ -220,7 +220,7 @@ class LeRobotDataset:
                 yield episode.first_frame + i, number, i
 
     def _check_tables(self) -> None:
-        """Footers of all data files against info.json and the table of episodes."""
+        """Check the footers of all data files against info.json and the table of episodes."""
         info, total = self.info, sum(episode.length for episode in self.episodes)
         if len(self.episodes) != info.num_episodes or total != info.num_frames:
             raise LeRobotError(
@@ -340,8 +340,8 @@ class LeRobotDataset:
     def _table(
         self, file: Path, wanted: Mapping[str, Literal["integer", "floating"]], all_columns: bool = False
     ) -> pa.Table:
-        """Rows of a file of `meta/`, whose `wanted` columns have numbers of these kinds, none of them empty; with
-        `all_columns` what else it has."""
+        """The rows of a table in `meta/`. The `wanted` columns must have numbers of these kinds, and no empty rows.
+        With `all_columns` the other columns are included."""
         names = self._names(file)
         missing = [name for name in wanted if name not in names]
         if missing:
@@ -368,7 +368,7 @@ class LeRobotDataset:
             raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated, or missing?") from error
 
     def _json_lines(self, file: Path, wanted: Mapping[str, type]) -> list[dict[str, Any]]:
-        """Rows of a v2.1 table in JSON lines; each row must have the `wanted` keys."""
+        """The rows of a v2.1 table in JSON lines; each row must have the `wanted` keys."""
         try:
             lines = [json.loads(line) for line in read_text(file).split("\n") if line.strip()]
         except (OSError, ValueError) as error:
@@ -381,13 +381,13 @@ class LeRobotDataset:
 
 
 def _clock_tolerance_s(due_s: Any) -> Any:
-    """Tolerance of frame times, which are stored as float32."""
+    """The tolerance for frame times, which are stored as float32."""
     return TOLERANCE_S + 1e-6 * due_s
 
 
 def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_pictures: int) -> None:
-    """Raise LeRobotError where episodes, of these clips and lengths, overlap, have fewer pictures than frames, or leave
-    more than one over, as the video of another episode would."""
+    """Raise LeRobotError if episodes (clip, length) overlap, have fewer pictures than frames, or have more than one
+    extra picture, which suggests the video of another episode."""
     before = 0
     for clip, length in clips:
         start = clip.start_s * fps
@@ -408,7 +408,7 @@ def _check_clips(file: Path, clips: Sequence[tuple[Clip, int]], fps: float, num_
 
 
 def _wrong_column(key: str, feature: Feature, schema: pa.Schema) -> str | None:
-    """Difference between a table's column and info.json, in words."""
+    """A text on how a table's column differs from info.json; None if it agrees."""
     if schema.get_field_index(key) < 0:
         return f"has no one column {key!r}, which info.json lists. {did_you_mean(key, schema.names)}"
     found = schema.field(key).type

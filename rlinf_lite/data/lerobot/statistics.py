@@ -1,7 +1,7 @@
-"""Statistics in LeRobot's form, exact: quantiles are those of all values, not bounds put together from episodes'.
+"""Exact statistics in LeRobot's form: quantiles are over all values, not combined from those of episodes.
 
-Pictures count as values in [0, 1] by channel. Their statistics follow from how often each of the 256 values occurs,
-so that those of any number of pictures need no second look at them.
+Pictures count as values in [0, 1] by channel. Their statistics are computed from the counts of the 256 values, so
+that pictures are read only once.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _VALUES_AT_ONCE = 2**20
 Statistics = dict[str, Any]
-"""min, max, mean, std, q01 ... q99: lists of the feature's shape; count: frames."""
+"""min, max, mean, std, q01 ... q99: lists of the feature's shape; count: number of frames."""
 
 
 def of_numbers(values: NDArray[Any]) -> Statistics:
-    """Statistics of [n, D], which may be a mapped file: rows are read in parts of a fixed size in memory."""
+    """The statistics of values [n, D]. They may be a mapped file: rows are read in parts of bounded size."""
     num_rows, num_dims = values.shape
     at_once = max(1, _VALUES_AT_ONCE // num_dims)
     low, high, total, squares = np.full(num_dims, np.inf), np.full(num_dims, -np.inf), 0.0, 0.0
@@ -39,17 +39,17 @@ def of_numbers(values: NDArray[Any]) -> Statistics:
 
 
 def _quantiles(column: NDArray[Any]) -> NDArray[np.float64]:
-    """Quantiles of [n] by counting, without sorting: at most `_VALUES_AT_ONCE` values are in memory at a time."""
+    """The quantiles of values [n], by counting instead of sorting: at most `_VALUES_AT_ONCE` values are in memory."""
     positions = np.array(list(QUANTILES.values())) * (len(column) - 1)
     below = np.floor(positions).astype(np.int64)
     first, second = _ranked(column, np.concatenate([below, below + 1])).reshape(2, -1)  # all positions are below n - 1
     share, span = positions - below, second - first
-    return np.where(share < 0.5, first + span * share, second - span * (1 - share))  # as np.quantile rounds
+    return np.where(share < 0.5, first + span * share, second - span * (1 - share))  # rounds like np.quantile
 
 
 def _ranked(column: NDArray[Any], ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The values of these ranks among [n], 0 the smallest: their 64 bits, 16 at a time, each from how often what
-    follows the bits before occurs."""
+    """The values with these ranks among [n] (0: the smallest). Their 64 bits are found 16 at a time, by counting how
+    often each next 16 bits occur after the bits found so far."""
     top, bits = np.uint64(1 << 63), np.zeros(len(ranks), np.uint64)
     for shift in (48, 32, 16, 0):
         counts = {begin: np.zeros(2**16, np.int64) for begin in bits.tolist()}
@@ -71,10 +71,11 @@ def _ranked(column: NDArray[Any], ranks: NDArray[np.int64]) -> NDArray[np.float6
 
 
 def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> Statistics:
-    """`found`, of numbers, without the ranges that nothing should be divided by.
+    """The statistics `found`, of numbers, with all ranges wide enough to divide by them.
 
-    A dimension that never moves, but for rounding, spans `least` to `most` [D] instead. Where nearly all values are
-    one, as of a gripper that hardly ever closes, q01 and q99 are the smallest and largest: the others would be huge.
+    A dimension that is constant up to rounding gets the range `least` to `most` [D]. If nearly all values are the same,
+    as for a gripper that rarely closes, q01 and q99 become the minimum and maximum; otherwise other values would be
+    huge.
     """
     numbers = {name: np.array(found[name]) for name in ("min", "max", "mean", "std", *QUANTILES)}
     low, high = numbers["min"], numbers["max"]
@@ -87,12 +88,12 @@ def to_divide_by(found: Statistics, least: NDArray[Any], most: NDArray[Any]) -> 
 
 
 def picture_counts(pictures: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Counts of each value by channel, int64 [3, 256], in pictures uint8 [n, H, W, 3]."""
+    """The counts of each value by channel, int64 [3, 256], in pictures uint8 [n, H, W, 3]."""
     return np.stack([np.bincount(pictures[..., channel].ravel(), minlength=256) for channel in range(3)])
 
 
 def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
-    """Statistics from the sum of `picture_counts`; shapes [3, 1, 1]."""
+    """The statistics of pictures, from the sum of their `picture_counts`; shapes [3, 1, 1]."""
     values = np.arange(256) / 255.0
     found: Statistics = {name: [] for name in ("min", "max", "mean", "std", *QUANTILES)}
     for channel in counts:
@@ -108,7 +109,7 @@ def of_pictures(counts: NDArray[np.int64], num_frames: int) -> Statistics:
 
 
 def _quantile(below: NDArray[np.int64], values: NDArray[np.float64], position: float) -> float:
-    """Quantile by linear interpolation between the two sorted values next to `position`, as np.quantile."""
+    """A quantile by linear interpolation between the two sorted values next to `position`, like np.quantile."""
     low = int(position)
     first, second = (values[np.searchsorted(below, rank, side="right")] for rank in (low, min(low + 1, below[-1] - 1)))
     return float(first + (second - first) * (position - low))

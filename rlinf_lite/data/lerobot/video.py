@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
 
 TIMEOUT_S = 120.0
-"""Longest wait for the encoder to take in a picture, and for it to finish a file."""
+"""Longest wait for the encoder to accept data, and to finish a file."""
 TOLERANCE_S = 1e-4
-"""Largest difference in seconds between the times of a picture and its frame without a note, as in LeRobot."""
+"""Largest difference between the times of a picture and its frame that gives no note, as in LeRobot."""
 DRIFT_S = 4e-3
-"""Largest difference at all: where LeRobot joins videos, times drift by up to 3 ms."""
+"""Largest allowed difference: in videos that LeRobot has joined, times drift by up to 3 ms."""
 _SHARE_OF_PERIOD = 0.4
 """Largest difference as a share of the time between two frames, so that no neighbouring picture is taken."""
 RATE_TOLERANCE = 1e-2
@@ -33,7 +33,7 @@ RATE_TOLERANCE = 1e-2
 
 
 class VideoWriter:
-    """One AV1 file; `encoder.py` writes it in a process of its own."""
+    """Writes one AV1 file, with `encoder.py` in a process of its own."""
 
     def __init__(self, file: Path, height: int, width: int, fps: int) -> None:
         if height % 2 or width % 2:
@@ -55,11 +55,11 @@ class VideoWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file so far; the last few pictures are still in the encoder."""
+        """The bytes of the file so far; the last few pictures are still in the encoder."""
         return self.file.stat().st_size if self.file.exists() else 0
 
     def add(self, pictures: NDArray[np.uint8]) -> None:
-        """uint8 [n, H, W, 3]. Raises LeRobotError where the encoder fails or does not come back."""
+        """Add pictures uint8 [n, H, W, 3]. Raises LeRobotError if the encoder fails or hangs."""
         left = np.ascontiguousarray(pictures).data.cast("B")
         while left:
             if not self._ready.select(TIMEOUT_S):
@@ -71,7 +71,7 @@ class VideoWriter:
         self.num_frames += len(pictures)
 
     def close(self) -> None:
-        """Finish the file. Raises as `add`."""
+        """Finish the file. Raises as `add` does."""
         self._ready.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -84,7 +84,7 @@ class VideoWriter:
         self._errors.close()
 
     def abandon(self) -> None:
-        """End the encoder; the file is of no use."""
+        """Kill the encoder; the file is unusable."""
         self._process.kill()
         self._process.wait()
 
@@ -99,8 +99,8 @@ class VideoWriter:
 
 
 def check_video(file: Path, key: str, feature: Feature, fps: float) -> int:
-    """The number of pictures in the file. Raises LeRobotError where it cannot be opened, or is not what `feature`
-    says."""
+    """The number of pictures in the file. Raises LeRobotError if it cannot be opened, or does not agree with
+    `feature`."""
     with _open(file) as container:
         stream = container.streams.video[0]
         info, found = feature.info, stream.codec_context
@@ -131,9 +131,9 @@ def pictures_at(
 ) -> Iterator[NDArray[np.uint8]]:
     """The pictures uint8 [H, W, 3] nearest to these ascending times, in one pass over the file from the first of them.
 
-    `num_threads` 0: as many as there are cores. `deviates` is called with each picture's distance in seconds. Raises
-    LeRobotError where one is missing or the file is damaged, as far as the codec shows it: videos have no checksums,
-    and a changed byte may give another picture that is as good.
+    `num_threads=0`: one per core. `deviates` is called with each picture's time difference in seconds. Raises
+    LeRobotError if a picture is missing or the file is damaged, as far as the codec detects it: videos have no
+    checksums, and a changed byte may give a different valid picture.
     """
     num_given = 0
     try:
@@ -145,21 +145,21 @@ def pictures_at(
         if num_given or times_s[0] <= 1:
             raise
         for picture, distance_s in _decoded(file, times_s, num_threads, from_start=True):
-            deviates(distance_s)  # pictures may need some before the key frame
+            deviates(distance_s)  # pictures may depend on some before the key frame
             yield picture
 
 
 def _decoded(
     file: Path, times_s: Sequence[float], num_threads: int, from_start: bool
 ) -> Iterator[tuple[NDArray[np.uint8], float]]:
-    """Yields pictures, each with its difference from the wanted time in seconds."""
+    """The decoded pictures, each with its difference from the wanted time in seconds."""
     with _open(file) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = num_threads
-        stream.codec_context.thread_type = ThreadType.FRAME  # between threads for slices H.264 loses errors
-        stream.codec_context.options = {"err_detect": "explode"}  # else H.264 makes up for what it cannot decode
+        stream.codec_context.thread_type = ThreadType.FRAME  # with slice threads, H.264 loses errors
+        stream.codec_context.options = {"err_detect": "explode"}  # else H.264 conceals what it cannot decode
         assert stream.time_base is not None
-        if not from_start:  # at a key frame, before what is asked for
+        if not from_start:  # go to a key frame before the first wanted picture
             container.seek(int((times_s[0] - DRIFT_S) / stream.time_base), stream=stream)
         period_s = np.median(np.diff(times_s)) if len(times_s) > 1 else math.inf
         drift_s = min(DRIFT_S, _SHARE_OF_PERIOD * period_s) if period_s > 0 else DRIFT_S
@@ -194,7 +194,7 @@ def _decoded(
 
 
 def _is_rate(said: float, found: float) -> bool:
-    """Rates that files say may be cut to whole numbers: 29 for 29.97."""
+    """Whether two rates agree. Stated rates may be cut to whole numbers: 29 for 29.97."""
     return math.isclose(said, found, rel_tol=RATE_TOLERANCE) or said == int(found)
 
 
@@ -206,7 +206,7 @@ def _open(file: Path) -> av.container.InputContainer:
     if not file.is_file():
         raise LeRobotError(f"{file} is missing, and the dataset's tables name it")
     try:
-        container = av.open(f"file:{file}")  # else FFmpeg takes the text before a colon for a protocol
+        container = av.open(f"file:{file}")  # else FFmpeg reads text before a colon as a protocol
     except av.error.FFmpegError as error:
         raise LeRobotError(f"{file} cannot be read: {error}. Is it truncated?") from error
     if not container.streams.video:

@@ -1,8 +1,9 @@
-"""Writing: every worker fills a part, and `publish` makes one LeRobotDataset v3.0 of all of them.
+"""Writing a dataset: every worker writes a part, and `publish` makes one LeRobotDataset v3.0 of all parts.
 
-A part is a table with one row group per episode, videos that hold one episode after the other, and `part.json`, written
-last. Published, episodes stand in the order of their numbers, whichever worker played which: only where in which video
-an episode is, depends on the workers. `meta/info.json` comes last: a folder that has it is complete.
+A part is a table with one row group per episode, videos that hold one episode after the other, and `part.json`, which
+is written last. The published dataset has the episodes in the order of their numbers, independent of the workers; only
+the place of an episode in the videos depends on them. `meta/info.json` is written last: a folder that has it is
+complete.
 """
 
 from __future__ import annotations
@@ -40,26 +41,26 @@ from rlinf_lite.data.lerobot.layout import (
 from rlinf_lite.data.lerobot.video import VideoWriter
 
 PARTS = ".parts"
-"""Below the dataset's folder, until it is published."""
+"""The folder of parts in the dataset's folder, until it is published."""
 _PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 @dataclass
 class Episode:
-    """T frames to write."""
+    """An episode of T frames to write."""
 
     number: int
-    """Position among all episodes; episodes that are left out leave no gap."""
+    """The order among all episodes; numbers may have gaps."""
     columns: Mapping[str, NDArray[Any]]
-    """[T, ...] by feature; pictures uint8 [T, H, W, 3]."""
+    """Values [T, ...] by feature; pictures uint8 [T, H, W, 3]."""
     tasks: Sequence[str]
     """The sentence of every frame."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Columns of its own in `meta/episodes`, such as its seed."""
+    """Further columns of the episode in `meta/episodes`, such as its seed."""
 
 
 class PartWriter:
-    """One worker's episodes. `features` are those of its frames, without counters."""
+    """Writes one worker's episodes. `features`: those of its frames, without counters."""
 
     def __init__(self, directory: Path, features: Mapping[str, Feature], fps: int) -> None:
         directory.mkdir(parents=True)
@@ -73,7 +74,7 @@ class PartWriter:
         self._episodes: list[dict[str, Any]] = []
 
     def add(self, episode: Episode) -> None:
-        """Raises LeRobotError where a column is missing, or is not what its feature says."""
+        """Add an episode. Raises LeRobotError if a column is missing or does not agree with its feature."""
         length, columns = len(episode.tasks), {}
         entry: dict[str, Any] = {"number": episode.number, "length": length, "facts": dict(episode.facts)}
         entry |= {"clips": {}, "stats": {}}
@@ -98,7 +99,7 @@ class PartWriter:
         self._episodes.append(entry)
 
     def finish(self) -> None:
-        """Close the files. Raises LeRobotError where a video could not be finished."""
+        """Close the files. Raises LeRobotError if a video could not be finished."""
         for video in self._videos.values():
             video.close()
         self._table.close()
@@ -122,9 +123,10 @@ class PartWriter:
 
 
 def begin(directory: Path, key: str = "data.demos_dir") -> Path:
-    """Folder for parts, emptied of what an interrupted collection left. `key`: the option that names the folder.
+    """Create the folder for parts, and delete the parts of an interrupted collection. `key`: the option that names
+    `directory`.
 
-    Raises LeRobotError where the folder has something in it that a dataset would overwrite, or cannot be written to.
+    Raises LeRobotError if the folder contains something that a dataset would overwrite, or cannot be written to.
     """
     taken = [name for name in ("meta", "data", "videos") if (directory / name).exists()]
     if taken:
@@ -142,8 +144,8 @@ def begin(directory: Path, key: str = "data.demos_dir") -> Path:
 
 
 def publish(directory: Path, fps: int, robot_type: str | None, more_meta: Mapping[str, Any] | None = None) -> Info:
-    """Make a dataset of the parts below `directory`, which have at least one episode. `more_meta`: other JSON files of
-    `meta/`, by name."""
+    """Make a dataset of the parts below `directory`, which have at least one episode. `more_meta`: further JSON files
+    for `meta/`, by name."""
     parts = sorted(part.parent for part in (directory / PARTS).glob("*/part.json"))
     contents = [json.loads((part / "part.json").read_text()) for part in parts]
     root = directory / PARTS / "published"
@@ -193,7 +195,7 @@ def publish(directory: Path, fps: int, robot_type: str | None, more_meta: Mappin
 
 
 class _Tables:
-    """The files below `data/`, one episode after the other."""
+    """Writes the files below `data/`, episode by episode."""
 
     def __init__(self, root: Path, features: Mapping[str, Feature], fps: int) -> None:
         self._root, self._features, self._fps = root, features, fps
@@ -204,7 +206,7 @@ class _Tables:
         self.tasks: dict[str, int] = {}
         self.num_frames = self._num_episodes = 0
         self.numbers: dict[str, list[NDArray[Any]]] = {}
-        """All values of every feature that is a number, by episode."""
+        """All values of every numeric feature, by episode."""
 
     def add(
         self, part: Path, row: int, entry: Mapping[str, Any], videos: Mapping[tuple[str, str], int]
@@ -258,7 +260,7 @@ class _Tables:
             self._writer.close()
 
     def _roll(self) -> None:
-        """Begin the next file where the present one is full."""
+        """Begin the next file if the present one is full."""
         file = self._root / numbered(DATA_PATH, max(self._file_number, 0))
         if self._writer is None or file.stat().st_size >= DATA_FILE_MB * 2**20:
             self.close()
@@ -269,7 +271,8 @@ class _Tables:
 
 
 def _move_videos(root: Path, parts: Sequence[Path]) -> dict[tuple[str, str], int]:
-    """The number of every video, by feature and by part and name."""
+    """Move the videos of all parts to their published places. Returns the number of each video, by (feature, part and
+    name)."""
     numbers: dict[tuple[str, str], int] = {}
     next_number: dict[str, int] = {}
     for part in parts:
@@ -285,14 +288,14 @@ def _move_videos(root: Path, parts: Sequence[Path]) -> dict[tuple[str, str], int
 
 
 def png(picture: NDArray[np.uint8]) -> bytes:
-    """uint8 [H, W, 3] as a PNG file."""
+    """A picture uint8 [H, W, 3] as a PNG file."""
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "PNG", compress_level=1)  # a third of the time of the default, a tenth larger
+    Image.fromarray(picture).save(file, "PNG", compress_level=1)  # 1/3 of the default's time, files 1/10 larger
     return file.getvalue()
 
 
 def as_numpy(column: pa.Array, feature: Feature) -> NDArray[Any]:
-    """Values of a column of numbers, [n, D]."""
+    """The values of a column of numbers, [n, D]."""
     while (
         pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type)
     ):
@@ -320,7 +323,7 @@ def _column(feature: Feature, values: NDArray[Any]) -> pa.Array:
 
 
 def _tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """The table of tasks as pandas writes a frame whose index is the sentence, which is how LeRobot reads it."""
+    """The table of tasks in the form of a pandas frame whose index is the sentence, as LeRobot reads it."""
     kinds = {"task_index": ("int64", "int64"), "task": ("unicode", "object")}
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": of_numpy, "metadata": None}

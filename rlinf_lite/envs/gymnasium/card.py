@@ -1,4 +1,4 @@
-"""gymnasium's card: options are the arguments of `gymnasium.make`, and tasks are all that are registered there."""
+"""gymnasium's card: options are arguments of `gymnasium.make`, tasks are all environments that are registered there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_lite.cards import EnvCard, Observed, Problem, Task
 
 
 class Gymnasium(EnvCard):
-    """Any environment of gymnasium with continuous actions."""
+    """All environments of gymnasium with continuous actions."""
 
     simulator = "rlinf_lite.envs.gymnasium.simulator:make_simulator"
     tasks = {"Pendulum-v1": Task(200, 3, 1)}
@@ -51,8 +51,8 @@ class Gymnasium(EnvCard):
         except (DependencyNotInstalled, ImportError) as error:
             yield Problem("env.task", f"{env.task} cannot be made: {error}", of_machine=True)
         except (Exception, SystemExit) as error:  # any error of the environment's own code
-            key, asked = ("env.options", f" with {env.options}") if env.options else ("env.task", "")
+            key, given = ("env.options", f" with {env.options}") if env.options else ("env.task", "")
             text = (
-                f"{env.task} cannot be made{asked}: {type(error).__name__}: {' '.join(str(error).split())}. Correct it"
+                f"{env.task} cannot be made{given}: {type(error).__name__}: {' '.join(str(error).split())}. Correct it"
             )
             yield Problem(key, text)

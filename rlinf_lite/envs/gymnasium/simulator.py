@@ -1,7 +1,7 @@
 """Adapters for gymnasium: separate `gymnasium.Env`s, one per row, and a batched `gymnasium.vector.VectorEnv`.
 
-Observations become uint8 images by camera, text apart, and everything else flattened into a state. Success is
-`info["success"]` or `info["is_success"]` where an environment reports one.
+An observation's pictures become uint8 images by camera, its texts the instruction, and the rest is flattened into a
+state. Success is `info["success"]` or `info["is_success"]`, if an environment reports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
     """`gymnasium.make(cfg.task, **cfg.options)`, once per row. Raises UnknownEnvError, MissingExtraError."""
     task, kwargs = cfg.task, cfg.options
-    module, colon, name = task.rpartition(":")  # `module:Name-v0`, whose module registers it
+    module, colon, name = task.rpartition(":")  # `module:Name-v0`: the module registers the environment
     if colon:
         try:
             importlib.import_module(module)
@@ -45,13 +45,14 @@ def make_simulator(num_envs: int, cfg: EnvConfig) -> GymnasiumSimulator:
         raise UnknownEnvError(f"there is no environment {task!r}. {known}", "env.task") from error
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "a package", "all") from error
-    # time limits are ChunkedEnv's: gymnasium's own wrapper (max_episode_steps=-1: none) would cut longer ones short
+    # max_episode_steps=-1: no TimeLimit wrapper, which would end episodes before a longer limit of ChunkedEnv's
     envs = [gymnasium.make(spec, max_episode_steps=-1, disable_env_checker=True, **kwargs) for _ in range(num_envs)]
     return GymnasiumSimulator(envs, task, max_episode_steps=spec.max_episode_steps)
 
 
 class ObsReader:
-    """Reads observations of one space. Keys of nested Dict spaces are joined by dots; a bare image is camera "rgb"."""
+    """Reader of observations of one space. Keys of nested Dict spaces are joined by dots; an image without a key is
+    camera "rgb"."""
 
     def __init__(self, space: spaces.Space[Any], task_id: str) -> None:
         self.task_id = task_id
@@ -79,8 +80,8 @@ class ObsReader:
             )
 
     def read(self, rows: Mapping[int, Mapping[str, Any]], instructions: Sequence[str]) -> Obs:
-        """Stacks the `_leaves` of one observation per row. Raises RowError from the EnvContractError of one that is not
-        what the space promises."""
+        """The observation of all rows; each item of `rows` is the `_leaves` of one. Raises RowError from the
+        EnvContractError of an observation that does not fit the space."""
         images: dict[str, list[Any]] = {name: [] for name in self._images}
         states = []
         for row, item in rows.items():
@@ -101,13 +102,13 @@ class ObsReader:
         return obs
 
     def state_key(self, column: int) -> str:
-        """The observation's key that this column of the state comes from; "" where the space has no keys."""
+        """Key of the observation from which this column of the state comes; "" if the space has no keys."""
         ends = np.cumsum([flatdim(space) for space in self._states.values()])
         return list(self._states)[int(np.searchsorted(ends, column, side="right"))]
 
     @property
     def state_names(self) -> list[str] | None:
-        """The keys of the space, where each is of one number."""
+        """The keys of the state's parts, if each part is one number; else None."""
         keys = list(self._states)
         return keys if "" not in keys and all(flatdim(space) == 1 for space in self._states.values()) else None
 
@@ -150,7 +151,7 @@ def _named(name: str) -> str:
 
 
 def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of a space or of an observation, by key."""
+    """The leaves of a space or of an observation, by key."""
     inner = tree.spaces if isinstance(tree, spaces.Dict) else tree
     if not isinstance(inner, dict):
         return {prefix: tree}
@@ -161,13 +162,13 @@ def _leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _copied(obs: Any) -> dict[str, Any]:
-    """Leaves of an observation, by key, to keep: other rows may write into the same array when they are stepped."""
+    """Copies of an observation's leaves, by key: other rows may write into the same arrays when they are stepped."""
     leaves = _leaves(obs)
     return {name: leaf.copy() if isinstance(leaf, np.ndarray) else deepcopy(leaf) for name, leaf in leaves.items()}
 
 
 class GymnasiumSimulator:
-    """One `gymnasium.Env` per row."""
+    """A `Simulator` of one `gymnasium.Env` per row."""
 
     def __init__(
         self, envs: Sequence[gymnasium.Env[Any, Any]], task_id: str, max_episode_steps: int | None = None
@@ -191,9 +192,9 @@ class GymnasiumSimulator:
         self._action_space = self.envs[0].action_space
         self.action_low, self.action_high = action_bounds_of(self._action_space, task_id)
         self._reader = ObsReader(self.envs[0].observation_space, task_id)
-        said = _said_by(self.envs[0], "state_names")
-        self.state_names = self._reader.state_names if said is None else said
-        self.action_names = _said_by(self.envs[0], "action_names")
+        given = _attribute(self.envs[0], "state_names")
+        self.state_names = self._reader.state_names if given is None else given
+        self.action_names = _attribute(self.envs[0], "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: list[dict[str, Any]] = [{}] * self.num_envs  # leaves of each row's last observation
 
@@ -251,7 +252,7 @@ _MAX = float(np.finfo(np.float32).max)
 
 
 def _number(name: str, value: Any, task_id: str) -> float:
-    """`value`, or the one number of an array or tensor. Raises EnvContractError for anything else."""
+    """`value`, or the single number of an array or tensor, as a float. Raises EnvContractError for other values."""
     if not isinstance(value, float | int):
         array = np.asarray(value)
         if array.size != 1 or array.dtype.kind not in "biuf":
@@ -263,7 +264,7 @@ def _number(name: str, value: Any, task_id: str) -> float:
 
 
 def _truth(name: str, value: Any, task_id: str) -> bool:
-    """`value` as True or False. Raises EnvContractError for anything but these, 1 and 0."""
+    """`value` as True or False. Raises EnvContractError for other values than True, False, 1 and 0."""
     if isinstance(value, bool):
         return value
     array = np.asarray(value)
@@ -273,8 +274,8 @@ def _truth(name: str, value: Any, task_id: str) -> bool:
 
 
 def _of_rows(name: str, values: Any, rows: IntArray, num_envs: int, read: Callable[..., Any], task_id: str) -> Any:
-    """Values of `rows`, each read by `read` (`_number`, `_truth`), from what a step of `num_envs` rows returned. Raises
-    RowError for a wrong value, EnvContractError for a wrong number of values."""
+    """The values of `rows` among `values`, which a step of `num_envs` rows returned; `read` (`_number` or `_truth`)
+    reads each. Raises RowError for a wrong value, and EnvContractError for a wrong number of values."""
     if np.shape(values) != (num_envs,):
         text = f"step returned {name} of shape {np.shape(values)}; return one value per environment, {(num_envs,)}."
         raise EnvContractError(text, task_id)
@@ -297,10 +298,10 @@ def _shown(value: Any) -> str:
 
 
 def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> GymnasiumSimulator | VectorEnvSimulator:
-    """A simulator over a VectorEnv: over the single environments of a SyncVectorEnv, else over the batch, because a
-    user's class may do more than its environments do one by one.
+    """A simulator made of a VectorEnv. The environments of a SyncVectorEnv are used one by one; any other class is used
+    as a batch, because it may do more than its environments.
 
-    Raises EnvContractError where it resets by itself: then no row could be held at its end.
+    Raises EnvContractError if the VectorEnv resets rows by itself, because then rows cannot be kept at their end.
     """
     if type(env) is SyncVectorEnv:
         return GymnasiumSimulator(env.envs, task_id)
@@ -316,7 +317,8 @@ def simulator_of_vector_env(env: VectorEnv[Any, Any, Any], task_id: str) -> Gymn
 
 
 class VectorEnvSimulator:
-    """A batched VectorEnv with autoreset disabled: all rows are stepped at once; results of ended rows are not used."""
+    """A `Simulator` of a batched VectorEnv with autoreset disabled. All rows are stepped at once; results of ended rows
+    are not used."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], task_id: str) -> None:
         self.env = env
@@ -325,9 +327,9 @@ class VectorEnvSimulator:
         self.max_episode_steps = env.spec.max_episode_steps if env.spec is not None else None
         self.action_low, self.action_high = action_bounds_of(env.single_action_space, task_id)
         self._reader = ObsReader(env.single_observation_space, task_id)
-        said = _said_by(env, "state_names")
-        self.state_names = self._reader.state_names if said is None else said
-        self.action_names = _said_by(env, "action_names")
+        given = _attribute(env, "state_names")
+        self.state_names = self._reader.state_names if given is None else given
+        self.action_names = _attribute(env, "action_names")
         self._instructions = [""] * self.num_envs
         self._obs: Obs | None = None
 
@@ -338,9 +340,9 @@ class VectorEnvSimulator:
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             seeds_of_all[row] = seed
         raw, _ = self.env.reset(seed=seeds_of_all, options=None if mask.all() else {"reset_mask": mask})
-        said = _instructions_of(self.env, self.num_envs, self.task_id)
+        instructions = _instructions_of(self.env, self.num_envs, self.task_id)
         for row in rows.tolist():
-            self._instructions[row] = said[row]
+            self._instructions[row] = instructions[row]
         fresh = self._read(raw)
         if self._obs is None:
             self._obs = fresh
@@ -371,7 +373,7 @@ class VectorEnvSimulator:
         self.env.close()
 
     def _check_others(self, others: IntArray, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """Raise RowError where a reset changed the observation of a row that plays on, as one of that row does."""
+        """Raise RowError if a reset changed the observation of a row that was not reset."""
         for name, part in before.items():
             if name == "instruction":
                 continue
@@ -389,35 +391,35 @@ class VectorEnvSimulator:
         return self._reader.read(rows, self._instructions)
 
 
-def _who_says(env: Any, attribute: str) -> Any:
-    """The outermost wrapper that has an attribute, or the environment."""
+def _owner(env: Any, attribute: str) -> Any:
+    """The outermost wrapper that has an attribute, or else the environment itself."""
     while isinstance(env, gymnasium.Wrapper | VectorWrapper) and not hasattr(env, attribute):
         env = env.env
     return env
 
 
-def _said_by(env: Any, attribute: str) -> Any:
-    return getattr(_who_says(env, attribute), attribute, None)
+def _attribute(env: Any, attribute: str) -> Any:
+    return getattr(_owner(env, attribute), attribute, None)
 
 
 def _instructions_of(env: Any, num_envs: int, task_id: str) -> list[str]:
     """Instruction of each row, from the attribute `instruction`."""
-    env = _who_says(env, "instruction")
-    said = getattr(env, "instruction", None)
-    if said is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
+    env = _owner(env, "instruction")
+    given = getattr(env, "instruction", None)
+    if given is None and isinstance(env, SyncVectorEnv | AsyncVectorEnv):
         has = all(env.call("has_wrapper_attr", "instruction"))
-        said = [one or "" for one in env.call("instruction")] if has else None
-    said = "" if said is None else said
+        given = [one or "" for one in env.call("instruction")] if has else None
+    given = "" if given is None else given
     is_batch = isinstance(env, VectorEnv)
-    per_row = said if isinstance(said, list) and is_batch else [said] * num_envs
+    per_row = given if isinstance(given, list) and is_batch else [given] * num_envs
     if len(per_row) != num_envs or not all(isinstance(one, str) for one in per_row):
         other = f", or to a list of {num_envs} of them" if is_batch else ""
-        raise EnvContractError(f"instruction is {said!r}; set it to a str{other}.", task_id)
+        raise EnvContractError(f"instruction is {given!r}; set it to a str{other}.", task_id)
     return per_row
 
 
 def action_bounds_of(space: Any, task_id: str) -> tuple[FloatArray, FloatArray]:
-    """Bounds [D] of a continuous, bounded action space. Raises EnvContractError for any other."""
+    """Bounds [D] of a continuous, bounded action space. Raises EnvContractError for other spaces."""
     if not isinstance(space, spaces.Box):
         raise EnvContractError(
             f"the action space is {space}; policies here act in a continuous Box: wrap the environment to take one.",
@@ -444,7 +446,8 @@ def action_bounds_of(space: Any, task_id: str) -> tuple[FloatArray, FloatArray]:
 
 
 def _in_space(actions: FloatArray, space: Any) -> Any:
-    """Actions [B, D] as elements of `space`, whose float64 bounds may lie within those of float32."""
+    """Actions [B, D] as elements of `space`. They are clipped, because its float64 bounds may be narrower than the
+    float32 ones."""
     return np.clip(actions.reshape(-1, *space.shape).astype(space.dtype), space.low, space.high)
 
 
@@ -452,7 +455,7 @@ _SUCCESS = ("success", "is_success")
 
 
 def _success(info: Mapping[str, Any], task_id: str) -> int:
-    """Success as 1 or 0; -1 where it is not reported. Raises EnvContractError for what is neither True nor False."""
+    """Success as 1 or 0; -1 if it is not reported. Raises EnvContractError for values other than True and False."""
     for key in _SUCCESS:
         if key in info:
             return int(_truth(f"info[{key!r}]", info[key], task_id))
@@ -460,12 +463,12 @@ def _success(info: Mapping[str, Any], task_id: str) -> int:
 
 
 def _success_of_rows(info: Mapping[str, Any], rows: IntArray, num_envs: int, task_id: str) -> Any:
-    """Success of `rows` of a batch, in which gymnasium's mask of the key says which rows report it."""
+    """Success of `rows` of a batch; -1 for rows that do not report it, by gymnasium's mask of the key."""
     found = np.full(len(rows), -1.0)
     for key in _SUCCESS:
         if key in info:
-            said = np.broadcast_to(np.asarray(info.get(f"_{key}", True), np.bool_), (num_envs,))[rows] & (found < 0)
+            has = np.broadcast_to(np.asarray(info.get(f"_{key}", True), np.bool_), (num_envs,))[rows] & (found < 0)
             values = np.asarray(info[key])
             values = values.reshape(num_envs) if values.size == num_envs else values
-            found[said] = _of_rows(f"info[{key!r}]", values, rows[said], num_envs, _truth, task_id)
+            found[has] = _of_rows(f"info[{key!r}]", values, rows[has], num_envs, _truth, task_id)
     return found

@@ -1,1 +1,1 @@
-"""LIBERO: five suites of household tasks for a Panda arm, 130 in all, in robosuite and MuJoCo."""
+"""LIBERO: 130 household tasks for a Panda arm, in five suites, simulated by robosuite and MuJoCo."""

@@ -1,4 +1,4 @@
-"""LIBERO's card: options, suites and their protocols, and what doctor tries out."""
+"""LIBERO's card: options, suites and their protocols, checks of a config, and probes for doctor."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _WHO = {"openvla": "OpenVLA", "lerobot": "LeRobot", "rlinf": "RLinf"}
 
 class LiberoOptions(Section):
     protocol: Literal["openvla", "lerobot", "rlinf"] = "openvla"
-    """Publication whose settling steps apply, and whose limit of env steps where env.train or env.eval sets none: 220,
+    """Publication whose settling steps are used, and whose limit of env steps if env.train or env.eval sets none: 220,
     280 or 240 in libero_spatial."""
     settle_steps: NonNegativeInt | None = None
-    """Env steps without action, gripper open, after every reset and before the policy acts; the limit does not count
-    them. null: the protocol's, 10, 10 or 15."""
+    """Env steps without movement, gripper open, after every reset and before the policy acts; they do not count towards
+    the limit. null: the protocol's, 10, 10 or 15."""
     cameras: list[Literal["agentview", "robot0_eye_in_hand"]] = ["agentview", "robot0_eye_in_hand"]
-    """Cameras that the policy sees besides the robot's state; []: none."""
+    """Cameras that the policy sees, in addition to the robot's state; []: none."""
     camera_size: tuple[PositiveInt, PositiveInt] = (256, 256)
     """Height and width of pictures."""
     render: Literal["fast", "exact"] = "fast"
-    """exact: the library's pictures; fast: without multisampling, shadows, reflections, in a buffer of their size."""
+    """exact: the library's pictures; fast: without multisampling, shadows and reflections, in a buffer of their
+    size."""
     gripper: Literal["raw", "openvla"] = "raw"
     """The seventh number of an action. raw: robosuite's, -1 opens and 1 closes; openvla: as in OpenVLA's datasets, 0
     (below 0.5) closes and 1 opens."""
@@ -143,7 +144,7 @@ class Libero(EnvCard):
             yield Problem("env.task", error.text)
             return
         if len(set(env.options.cameras)) < len(env.options.cameras):
-            yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names one twice")
+            yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names a camera twice")
         yield from uneven_episodes(config, len(tasks))
         episodes, states = env.eval.num_episodes, self.num_tasks(env.task)
         if episodes > states and (env.eval.mode == "greedy" or episodes % states):
@@ -165,7 +166,7 @@ class Libero(EnvCard):
                 yield Problem(error.key, error.text, of_machine=True)
 
     def probes(self) -> dict[str, Probe]:
-        """Checks for `doctor`: import of the library, its assets, a driver for pictures."""
+        """Checks for `doctor`: the import of the library; its assets and a driver for pictures."""
         from rlinf_lite.envs.libero.package import GET_ASSETS
 
         return {

@@ -1,4 +1,4 @@
-"""The process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with its parent process."""
+"""The child process of one row: `python -m rlinf_lite.envs.libero.child fd log_fd`. It ends with its parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rlinf_lite.envs.libero.world import Row
 
 
 def main(fd: int, log_fd: int) -> None:
-    for stream in (1, 2):  # the library prints
+    """Answer the parent's calls (method, arguments) with (True, result) or (False, error), until it disconnects."""
+    for stream in (1, 2):  # the library prints to both
         os.dup2(log_fd, stream)
     faulthandler.enable()
     row: Row | None = None
@@ -36,12 +37,12 @@ def main(fd: int, log_fd: int) -> None:
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note; a RuntimeError with the same text where it cannot be pickled."""
+    """The error with its traceback as a note, or a RuntimeError with the same text if it cannot be pickled."""
     error.add_note("".join(traceback.format_exception(error)))
     error.__cause__ = error.__context__ = None
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # a class of errors may say how it is pickled, and fail at it with any other
+    except Exception:  # a user's error class may fail in any way when it is pickled
         return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
     return error
 

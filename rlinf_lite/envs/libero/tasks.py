@@ -1,14 +1,14 @@
-"""LIBERO's five suites: 130 tasks, and the length of their episodes under the published protocols."""
+"""LIBERO's five suites with 130 tasks, and the lengths of their episodes in the published protocols."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-from rlinf_lite.registry import UnknownEnvError, did_you_mean
+from rlinf_lite.config.rules.cards import named_tasks
 
 NUM_INITIAL_STATES = 50
-"""Published for every task, in the library's wheel."""
+"""Number of initial states that are published for each task, in the library's wheel."""
 
 _SPATIAL = """
 pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate
@@ -165,12 +165,12 @@ MAX_STEPS: Mapping[str, Mapping[str, int]] = {
     "lerobot": dict(zip(SUITES, (280, 280, 300, 520, 400), strict=True)),
     "rlinf": dict(zip(SUITES, (240, 240, 320, 480), strict=False)),
 }
-"""Env steps of an episode, those of settling not counted, by protocol and suite. RLinf has published none of
+"""Limits of env steps of an episode, without settling steps, by protocol and suite. RLinf has published no limit for
 libero_90."""
 SETTLE_STEPS = {"openvla": 10, "lerobot": 10, "rlinf": 15}
-"""Env steps without action before an episode, by protocol."""
+"""Env steps without movement before an episode, by protocol."""
 EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
-"""Number of evaluated initial states by protocol, from the first published one on."""
+"""Number of evaluated initial states of a task by protocol, beginning with the first published one."""
 
 
 def sentence(task: str) -> str:
@@ -179,20 +179,11 @@ def sentence(task: str) -> str:
 
 
 def tasks_of(name: str) -> tuple[str, ...]:
-    """The tasks that `env.task` stands for: a suite's, or those of a comma-separated list. Raises UnknownEnvError."""
-    names = SUITES.get(name) or tuple(part.strip() for part in name.split(","))
-    for task in names:
-        if task not in SUITE_OF:
-            known = {*SUITE_OF, *SUITES}
-            why = "is a suite, which stands alone" if task in SUITES else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"{task!r} {why}", "env.task")
-    twice = sorted({task for task in names if names.count(task) > 1})
-    if twice:
-        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
-    return names
+    """The tasks that `env.task` names: those of a suite, or of a comma-separated list. Raises UnknownEnvError."""
+    return named_tasks(name, SUITE_OF, SUITES, "suite")
 
 
 def max_steps(tasks: tuple[str, ...], protocol: str) -> int | None:
-    """The longest limit of these tasks; None where the protocol has none for one of them."""
+    """The largest limit of these tasks; None if the protocol has no limit for one of them."""
     limits = [MAX_STEPS[protocol].get(SUITE_OF[task]) for task in tasks]
     return None if None in limits else max(limit for limit in limits if limit is not None)

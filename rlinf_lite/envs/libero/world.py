@@ -1,4 +1,4 @@
-"""One LIBERO environment, in a process of its own: the library's own steps, observations when they are needed."""
+"""One LIBERO environment, in its own process. Steps are the library's; observations are made only when needed."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 NO_OP = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Action that lets a scene settle: the arm stays, the gripper opens."""
 FIXTURE_SEED = 0
-"""Seed of NumPy's global generator before every reset. The library draws the places of fixtures from it (within 1 cm),
-which initial states do not hold; OpenVLA's evaluation sets 0 before a task's first episode."""
+"""Seed of NumPy's global generator before every reset. From it the library draws the places of fixtures (within 1 cm),
+which are not part of initial states. OpenVLA's evaluation sets 0 before a task's first episode."""
 _DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", "xmat")] + ["light_xpos", "light_xdir"]
-"""Fields of MjData that a picture is drawn from: places that MuJoCo's last step has computed."""
+"""Fields of MjData from which a picture is drawn: positions that MuJoCo's last step has computed."""
 _KEY = "env.options.cameras"
 T = TypeVar("T")
 _TRIES = 100  # at most this many placements are drawn
 
 
 class Row:
-    """Work of a row's process. It holds one task's environment at a time and builds another when it is needed."""
+    """The work of a row's process. It holds the environment of one task at a time and builds another when needed."""
 
     def __init__(self, options: LiberoOptions, assets: Path) -> None:
         """Raises MissingExtraError, RenderUnavailableError."""
@@ -51,12 +51,12 @@ class Row:
             Painter(mujoco.MjModel.from_xml_string("<mujoco/>"), options.camera_size, options.render, _KEY).close()
 
     def reset(self, task: str, state: int) -> None:
-        """Begin an episode of `task` in its published initial state with this number."""
+        """Begin an episode of `task` in its published initial state number `state`."""
         if self._world is None or self._world.task != task:
             if self._world is not None:
                 self._world.close()
             self._world = None
-            gc.collect()  # a world is full of cycles, and two need twice the memory
+            gc.collect()  # a world has reference cycles; two at a time would need twice the memory
             self._world = World(task, self._options)
         self._world.reset(state)
 
@@ -70,7 +70,7 @@ class Row:
         return world.state(), world.pictures()
 
     def simulation_state(self) -> NDArray[np.float64]:
-        """[1 + nq + nv], of the simulation itself; for tests."""
+        """State of the simulation [1 + nq + nv]: time, positions, velocities. For tests."""
         state: NDArray[np.float64] = self._playing().env.sim.get_state().flatten()
         return state
 
@@ -82,7 +82,7 @@ class Row:
 
 @contextmanager
 def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
-    """A context that yields arrays of the model that is built inside, as they are before the library moves fixtures."""
+    """A context that yields arrays of the model built inside, with their values before the library moves fixtures."""
     from robosuite.environments.base import MujocoEnv
 
     built: dict[str, NDArray[np.float64]] = {}
@@ -100,12 +100,13 @@ def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
 
 
 def _placed(make: Callable[[], T]) -> T:
-    """Call `make`, which places objects at random, from a fixed seed. A refused placement is followed by the next."""
+    """Call `make`, which places objects at random, with a fixed seed. If the library refuses a placement, the next one
+    is drawn."""
     from robosuite.utils.errors import RandomizationError
 
     np.random.seed(FIXTURE_SEED)
     for _ in range(_TRIES - 1):
-        with suppress(RandomizationError):  # the library's own wrapper tries for ever, after any error
+        with suppress(RandomizationError):  # the library's own wrapper tries again forever, after any error
             return make()
     return make()
 
@@ -131,7 +132,9 @@ class World:
                     )
                 )
         except (OSError, SyntaxError, ValueError) as error:  # an XML file, a mesh or a texture
-            text = f"{task} cannot be built from the assets that are there: {error}. `{GET_ASSETS} --force-reinstall` gets them again"
+            text = (
+                f"{task} cannot be built from the assets found here: {error}. {GET_ASSETS} --force-reinstall mends them"
+            )
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
         self._check_states()
@@ -146,8 +149,8 @@ class World:
 
             @sensor(modality="picture")
             def moment(_: Any) -> NDArray[np.float64]:
-                """The library draws where its other sensors are read, in one of 25 substeps. Here a picture is drawn
-                later, if at all, of what was there to be seen then."""
+                """Store the visible positions of this moment, for a picture that is drawn later, if at all. The library
+                draws pictures when its other sensors are read, in one of 25 substeps."""
                 now = self.env.sim.data._data
                 for name in _DRAWN:
                     getattr(self._shown, name)[:] = getattr(now, name)
@@ -157,7 +160,7 @@ class World:
             self.env.add_observable(Observable("moment", moment, sampling_rate=self.env.control_freq))
 
     def reset(self, state: int) -> None:
-        _placed(self.env.reset)  # what it places is then replaced by initial states, but for fixtures
+        _placed(self.env.reset)  # the initial state then replaces all that it places, except fixtures
         self._control.set_init_state(self._states[state])
         for _ in range(self._options.settle_steps or 0):
             self.env.step(np.array(NO_OP))
@@ -166,7 +169,7 @@ class World:
         return bool(self.env.step(action)[2])
 
     def state(self) -> NDArray[np.float32]:
-        """The robot [8]: the hand's position (3) and orientation as axis-angle (3), the finger positions (2)."""
+        """State of the robot [8]: the hand's position (3), its orientation as axis-angle (3), finger positions (2)."""
         from robosuite.utils.transform_utils import quat2axisangle
 
         seen = {name: self.env._observables[f"robot0_{name}"].obs for name in ("eef_pos", "eef_quat", "gripper_qpos")}
@@ -174,13 +177,13 @@ class World:
         return np.concatenate([seen["eef_pos"], turned, seen["gripper_qpos"]]).astype(np.float32)
 
     def pictures(self) -> dict[str, NDArray[np.uint8]]:
-        """Pictures [H, W, 3] by camera, mirrored: policies are trained with pictures turned by 180 degrees, and the
-        library's own are upside down."""
+        """Pictures [H, W, 3] by camera, mirrored: policies are trained with the library's pictures, which are upside
+        down, turned by 180 degrees."""
         if self._painter is None:
             return {}
         model = self._drawn
         now = model.site_rgba.copy()
-        model.site_rgba[:] = self._shown_rgba  # a burner's glow is switched at the end of a step
+        model.site_rgba[:] = self._shown_rgba  # a burner's glow changes at the end of a step, later than the picture
         images = {camera: self._painter.paint(self._shown, camera) for camera in self._options.cameras}
         model.site_rgba[:] = now
         return {camera: np.ascontiguousarray(image[:, ::-1]) for camera, image in images.items()}
@@ -191,12 +194,12 @@ class World:
         self._control.close()
 
     def _keep_model(self, built: Mapping[str, NDArray[np.float64]]) -> None:
-        """Have resets restore the model that the library would build again, number by number. `built` holds what
-        resets and steps change in a model, as it was before them."""
+        """Make resets restore the values of the model instead of building it again. `built` holds the arrays of the
+        model that resets and steps change, with their values before."""
         env = self.env
         model = env.sim.model
-        # a reset adds those of the task to those that are there, and then draws a number for each: the first one has
-        # them twice, later ones more often, so that where fixtures stand would depend on the past
+        # Each reset adds the task's initialisers again, and then draws a number for each of them. The first reset has
+        # them twice, later ones more often, so that the places of fixtures would depend on earlier resets.
         initialisers = 2 * env.object_property_initializers
 
         def restore() -> None:
@@ -213,12 +216,12 @@ class World:
         env._initialize_sim = restore
 
     def _check_states(self) -> None:
-        """Raises InitialStateError for states of a wrong length, which the library would take and then play wrongly."""
+        """Raise InitialStateError for states of a wrong length, which the library would accept and play wrongly."""
         model = self.env.sim.model
         numbers = 1 + model.nq + model.nv
         if self._states.shape[1] != numbers:
             raise InitialStateError(
                 f"the published initial states of {self.task} have {self._states.shape[1]} numbers, its simulation "
-                f"1 + {model.nq} + {model.nv} = {numbers}: the assets are of another version of LIBERO. Name others "
+                f"1 + {model.nq} + {model.nv} = {numbers}: the assets belong to another version of LIBERO. Name others "
                 "with env.options.assets"
             )

@@ -1,4 +1,4 @@
-"""ManiSkill's card: options, tasks and their instructions, what does not fit, and what doctor tries out."""
+"""ManiSkill's card: options, tasks and their instructions, checks of a config, and probes for doctor."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ManiSkillOptions(Section):
     sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
     """auto: physx_cuda on an env worker that owns a GPU slot, else physx_cpu."""
     render_backend: Literal["auto", "cpu", "gpu", "none"] = "auto"
-    """auto: none for state observations, else gpu or cpu (software Vulkan), whichever is there."""
+    """auto: none for state observations, else gpu, or cpu (software Vulkan) if no GPU renders."""
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
     """Height and width of images."""
     kwargs: dict[str, Any] = {}
@@ -80,8 +80,8 @@ class ManiSkill(EnvCard):
 
     def simulator_memory(self, options: ManiSkillOptions, accelerator: str) -> tuple[int, int] | None:
         """Memory per simulator; not known for simulation on a GPU."""
-        on_card = options.sim_backend == "physx_cuda" or (options.sim_backend, accelerator) == ("auto", "cuda")
-        return None if on_card else self.simulator_bytes
+        on_gpu = options.sim_backend == "physx_cuda" or (options.sim_backend, accelerator) == ("auto", "cuda")
+        return None if on_gpu else self.simulator_bytes
 
     def lacks_state(self, options: ManiSkillOptions) -> Problem | None:
         return Problem("env.options.obs_mode", "rgb has no state") if options.obs_mode == "rgb" else None
@@ -96,15 +96,15 @@ class ManiSkill(EnvCard):
         )
 
     def problems(self, config: Config) -> Iterator[Problem]:
-        from rlinf_lite.config.plan import slots  # only now: a config is being loaded, or its module would be
+        from rlinf_lite.config.plan import slots  # avoids an import cycle
 
         if config.env.options.sim_backend == "physx_cuda" and slots(config.cluster)[0] == "cpu":
             text = "physx_cuda simulates on GPUs, and accelerator=cpu here. Use auto or physx_cpu"
             yield Problem("env.options.sim_backend", text)
 
     def probes(self) -> dict[str, Probe]:
-        """Checks for `doctor`. A failure of Vulkan is only a warning: states, and other environments' images, need no
-        renderer. So is a failure of PhysX on GPUs: CPUs simulate, too."""
+        """Checks for `doctor`. A failure of Vulkan is only a warning, because states and other environments' images do
+        not need it. A failure of PhysX on GPUs is one too, because CPUs can simulate."""
         release = Path("/etc/os-release")
         suite = "-t bookworm-backports " if release.is_file() and "bookworm" in release.read_text() else ""
         return {
@@ -127,7 +127,7 @@ class ManiSkill(EnvCard):
 
 
 def instruction_of(task: str) -> str:
-    """A sentence for known tasks, else the task's name in words: "OpenCabinetDrawer-v1" -> "open cabinet drawer"."""
+    """The instruction of a known task, or else its name in words: "OpenCabinetDrawer-v1" -> "open cabinet drawer"."""
     name = re.sub(r"-v\d+$", "", task)
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
     return _INSTRUCTIONS.get(task) or " ".join(words).lower()

@@ -1,4 +1,4 @@
-"""ManiSkill as a `Simulator`: on the CPU one scene per row, stepped in turn; on a GPU all rows in one batch."""
+"""ManiSkill as a `Simulator`: one scene per row on the CPU, stepped in turn, or all rows in one batch on a GPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def build(num_envs: int, cfg: EnvConfig, backends: Backends) -> Any:
-    """The bare environment (no wrappers: their only use here, time limits, is ChunkedEnv's). Raises UnknownEnvError."""
+    """The environment without its wrappers, because ChunkedEnv keeps time limits. Raises UnknownEnvError."""
     if cfg.task not in REGISTERED_ENVS:
         known = did_you_mean(cfg.task, REGISTERED_ENVS)
         raise UnknownEnvError(f"there is no environment {cfg.task!r}. {known}", "env.task")
@@ -71,8 +71,8 @@ class Scenes:
     def _split_obs(self, number: int) -> tuple[torch.Tensor | None, dict[str, torch.Tensor]]:
         """State [B, S] and images by camera.
 
-        With images alone, the state is what a robot itself senses: joint positions and velocities, and what the task
-        adds.
+        If `obs_mode` is rgb, the state is what the robot itself senses: joint positions and velocities, and the task's
+        extra entries.
         """
         obs = self.envs[number].get_obs(self._infos[number])
         if not isinstance(obs, dict):
@@ -85,7 +85,7 @@ class Scenes:
 
 
 class CpuSimulator(Scenes):
-    """A `Simulator`; rows are independent scenes, stepped in turn."""
+    """A `Simulator` on the CPU. Rows are independent scenes, stepped in turn."""
 
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
         super().__init__([build(1, cfg, backends) for _ in range(num_envs)], num_envs, cfg)
@@ -95,7 +95,7 @@ class CpuSimulator(Scenes):
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             env = self.envs[row]
             try:
-                if not env.reconfiguration_freq:  # else reset itself rebuilds the scene
+                if not env.reconfiguration_freq:  # otherwise reset rebuilds the scene
                     renew_physics(env)
                 self._infos[row] = _reset_unseen(env, seed)
             except (Exception, SystemExit) as error:  # any error of the task's own code
@@ -124,23 +124,23 @@ class CpuSimulator(Scenes):
         if states:
             obs["state"] = torch.cat(states).numpy()
         if parts and parts[0][1]:
-            obs["images"] = {  # pictures drawn on a GPU are in its memory
+            obs["images"] = {  # a GPU's pictures are in its memory
                 name: torch.cat([images[name] for _, images in parts]).cpu().numpy() for name in parts[0][1]
             }
         return obs
 
     @torch.inference_mode()
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The scripted expert's next action [B, 1, D]: it looks again after each."""
+        """The next action [B, 1, D] of the scripted expert, which needs a new observation after each."""
         return np.stack([expert_action(env, self.task_id) for env in self.envs])[:, None]
 
 
 class CudaSimulator(Scenes):
-    """A `Simulator` whose rows move together: those not asked for are stepped too, and what they do is ignored.
+    """A `Simulator` on a GPU. All rows are stepped together; results of rows that were not asked for are ignored.
 
     Initial states are drawn row by row, each from its own seed; ManiSkill would draw a batch from the first row's seed.
-    What a task builds into its scene (the shapes of PegInsertionSide) is drawn from the seeds of the first reset and
-    stays.
+    Objects that a task builds into its scene (the shapes of PegInsertionSide) are drawn from the seeds of the first
+    reset and never change.
     """
 
     def __init__(self, num_envs: int, cfg: EnvConfig, backends: Backends) -> None:
@@ -155,7 +155,7 @@ class CudaSimulator(Scenes):
     @torch.inference_mode()
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
         self._seeds[rows] = seeds
-        if self._scene_is_seeded:  # with seeds, the generators of all rows would be made again, twice
+        if self._scene_is_seeded:  # no seed: it would make the generators of all rows again, twice
             info = _reset_unseen(self.env, None, {"env_idx": torch.from_numpy(rows).to(self.env.device)})
         else:  # ChunkedEnv's first reset is of all rows
             info = _reset_unseen(self.env, self._seeds.tolist(), {"reconfigure": True})
@@ -187,7 +187,7 @@ class CudaSimulator(Scenes):
         return take_rows(self._obs, rows)
 
     def _initialize_rows(self, env_idx: torch.Tensor, options: dict[str, Any]) -> None:
-        """`BaseEnv._initialize_episode`, called once per row under that row's random state."""
+        """Replacement for `BaseEnv._initialize_episode`: calls it once per row, with the row's own random state."""
         env, scene, rows = self.env, self.env.scene, env_idx.tolist()
         env._episode_seed[rows] = self._seeds[rows]
         with torch.random.fork_rng():
@@ -208,19 +208,19 @@ class CudaSimulator(Scenes):
 
 
 def _reset_unseen(env: Any, seed: int | list[int] | None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """`BaseEnv.reset` without its observation, which would be rendered in vain; returns its info."""
+    """`BaseEnv.reset` without its observation, so that none is rendered needlessly; returns the info."""
     wanted, env._obs_mode = env._obs_mode, "none"
     try:
         info: dict[str, Any] = env.reset(seed=seed, options=options)[1]
-        del info["reconfigure"]  # which no other info has, nor that from which reset makes its observation
+        del info["reconfigure"]  # observations are made from an info without it
         return info
     finally:
         env._obs_mode = wanted
 
 
 def _step_unseen(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-    """`BaseEnv.step` without its observation, which is made at the end of a chunk: reward [B], and the info that
-    success is read from."""
+    """`BaseEnv.step` without its observation, which is made at the end of a chunk. Returns the reward [B] and the info,
+    which has the success."""
     action = env._step_action(action)
     env._elapsed_steps += 1
     info = env.get_info()
@@ -228,7 +228,7 @@ def _step_unseen(env: Any, action: torch.Tensor) -> tuple[torch.Tensor, dict[str
 
 
 class _LazyObs(Mapping[str, Any]):
-    """The raw observation that a reward function may look at, computed only if it does."""
+    """The raw observation that a reward function gets, computed only if the function reads it."""
 
     def __init__(self, env: Any, info: dict[str, Any]) -> None:
         self._env, self._info = env, info

@@ -1,4 +1,4 @@
-"""Importing ManiSkill quietly, and deciding where to simulate and where to render."""
+"""Quiet import of ManiSkill, the choice of devices for simulation and rendering, and SAPIEN's physics for GPUs."""
 
 from __future__ import annotations
 
@@ -46,16 +46,18 @@ _INSTALL = (
 
 @dataclass(frozen=True)
 class Backends:
+    """The resolved backends of a simulation."""
+
     sim: str
-    """physx_cpu or physx_cuda"""
+    """physx_cpu or physx_cuda."""
     render: str
-    """none, cpu or gpu"""
+    """none, cpu or gpu."""
 
 
 class InertMaterial:
-    """Stands in for `sapien.render.RenderMaterial`, which raises where there is no Vulkan device.
+    """Replacement for `sapien.render.RenderMaterial`, which raises if there is no Vulkan device.
 
-    Tasks make materials while they are built, and nothing that simulates ever reads one.
+    Tasks make materials while they are built, but simulation never reads them.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +70,7 @@ class InertMaterial:
 
 
 def import_maniskill() -> None:
-    """Imports mani_skill without messages that do not concern the run. Raises MissingExtraError."""
+    """Import mani_skill without its messages, which do not concern the run. Raises MissingExtraError."""
     if importlib.util.find_spec("mani_skill") is None:
         raise MissingExtraError("mani_skill", "maniskill")
     with _quiet():
@@ -80,10 +82,10 @@ def import_maniskill() -> None:
 
 
 def plan_backends(cfg: ManiSkillOptions) -> Backends:
-    """Resolves `auto`, and puts the inert material in place where nothing can render and no image is asked for.
+    """Resolve `auto` options. If no images are wanted and no device can render, also install the inert material.
 
-    Raises RenderUnavailableError where images are asked for and no device renders, or not the one that simulates;
-    EnvContractError where CUDA is missing.
+    Raises RenderUnavailableError if images are wanted but no device renders, or not the one that simulates, and
+    EnvContractError if CUDA is missing.
     """
     import torch
 
@@ -91,9 +93,9 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
     wants_pictures = cfg.obs_mode != "state"
     if render == "auto" and wants_pictures:
         render = "gpu" if _can_render("cuda") else "cpu"
-    on_card = render == "gpu" or not wants_pictures  # simulation on a GPU leaves its pictures there
+    renders_on_gpu = render == "gpu" or not wants_pictures  # simulation on a GPU needs its pictures there
     if sim == "auto":
-        sim = "physx_cuda" if has_cuda and on_card else "physx_cpu"
+        sim = "physx_cuda" if has_cuda and renders_on_gpu else "physx_cpu"
     elif sim == "physx_cuda" and not has_cuda:
         raise EnvContractError(
             "sim_backend is physx_cuda, and this worker sees no CUDA device: use physx_cpu, or put env on GPU slots.",
@@ -107,11 +109,11 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
         raise RenderUnavailableError(
             f"env.options: obs_mode {cfg.obs_mode} needs a renderer, and render_backend is none: set it to auto."
         )
-    if sim == "physx_cuda" and not on_card:
+    if sim == "physx_cuda" and not renders_on_gpu:
         raise RenderUnavailableError(
-            f"env.options: sim_backend is physx_cuda, which needs pictures from the card, and "
-            f"{'there is no Vulkan device on it' if cfg.render_backend == 'auto' else 'render_backend is cpu'}. Set "
-            "sim_backend to physx_cpu, or give the card Vulkan (in a container NVIDIA_DRIVER_CAPABILITIES=all)."
+            f"env.options: sim_backend is physx_cuda, which needs pictures from the GPU, and "
+            f"{'the GPU has no Vulkan device' if cfg.render_backend == 'auto' else 'render_backend is cpu'}. Set "
+            "sim_backend to physx_cpu, or give the GPU Vulkan (in a container NVIDIA_DRIVER_CAPABILITIES=all)."
         )
     if not _can_render("cuda" if render == "gpu" else "cpu"):
         raise RenderUnavailableError(f"env.options: no Vulkan device for render_backend {render}. {_INSTALL}")
@@ -119,9 +121,12 @@ def plan_backends(cfg: ManiSkillOptions) -> Backends:
 
 
 def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
-    """Load SAPIEN's physics for GPUs, a library that is no part of its package: SAPIEN fetches it when it is first
-    used, for as long as that takes, and in all processes at once. Here one does, within `limit_s`, the others wait for
-    it, and none sees a part of it. Raises MissingAssetsError."""
+    """Load SAPIEN's physics for GPUs, and fetch it first if it is missing. Raises MissingAssetsError.
+
+    The library is not in SAPIEN's package. SAPIEN itself would fetch it on first use, without a time limit, and in all
+    processes at once. Here one process fetches it, within `limit_s` seconds, while the others wait; none of them sees
+    an incomplete file.
+    """
     import sapien.physx
 
     key, version = "env.options.sim_backend", sapien.physx.version()
@@ -132,8 +137,8 @@ def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
     except (OSError, RuntimeError) as error:
         archive = f"linux-{'' if platform.machine() in ('x86_64', 'AMD64') else 'aarch64-'}so.zip"
         text = (
-            "physx_cuda needs SAPIEN's physics for GPUs, which is fetched from github.com when it is first used, and "
-            f"could not be: {error}. Without a network, unpack {archive} of "
+            "physx_cuda needs SAPIEN's physics for GPUs, which is fetched from github.com on first use. That failed: "
+            f"{error}. Without a network, unpack {archive} of "
             f"https://github.com/sapien-sim/physx-precompiled/releases/tag/{version} in ~/.sapien/physx/{version} on "
             "each node that simulates. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
         )
@@ -142,15 +147,15 @@ def load_gpu_physics(limit_s: float = _FETCH_S) -> None:
         sapien.physx.enable_gpu()
     except (OSError, RuntimeError) as error:
         text = (
-            f"physx_cuda needs SAPIEN's physics for GPUs, which does not load: {error}. libcuda.so is a link to the "
-            f"driver's libcuda.so.1, which some containers lack; what is in {directory} is fetched again once it is "
-            "removed. Or simulate on CPUs: env.options.sim_backend=physx_cpu"
+            f"physx_cuda needs SAPIEN's physics for GPUs, which does not load: {error}. Some containers lack "
+            f"libcuda.so, a link to the driver's libcuda.so.1. To fetch the library again, remove {directory}. Or "
+            "simulate on CPUs: env.options.sim_backend=physx_cpu"
         )
         raise MissingAssetsError(text, key) from error
 
 
 def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
-    """Raises OSError."""
+    """Fetch SAPIEN's physics for GPUs into a directory, unless another process has done so. Raises OSError."""
     deadline = time.monotonic() + limit_s
     directory.mkdir(parents=True, exist_ok=True)
     with FileLock(directory / ".lock", timeout=limit_s), TemporaryDirectory(dir=directory) as home:
@@ -162,8 +167,8 @@ def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=left_s, check=False)
         except subprocess.TimeoutExpired as error:
-            raise TimeoutError(f"it was not there after {limit_s:.0f} s") from error
-        if done.returncode and "Download complete" not in done.stdout:  # after that line, SAPIEN loads it
+            raise TimeoutError(f"it took longer than {limit_s:.0f} s") from error
+        if done.returncode and "Download complete" not in done.stdout:  # then only loading it has failed
             raise OSError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1])
         fetched = Path(home, *directory.parts[-3:])
         for file in sorted(fetched.iterdir(), key=lambda file: file.name == _LIBRARY):
@@ -171,7 +176,7 @@ def _fetch_gpu_physics(directory: Path, limit_s: float) -> None:
 
 
 def rendered_frame(env_id: str) -> str:
-    """A check for doctor: render one frame of the first task. Raises where no device can, or the frame is blank."""
+    """A check for doctor: render one frame of the first task. Raises if no device can, or if the frame is blank."""
     from rlinf_lite.config import EnvConfig
     from rlinf_lite.envs.registry import make_env
 
@@ -188,17 +193,17 @@ def rendered_frame(env_id: str) -> str:
 
 
 def gpu_physics(env_id: str) -> str:
-    """A check for doctor: load PhysX for GPUs, and fetch it where it is missing. Raises MissingAssetsError."""
+    """A check for doctor: load PhysX for GPUs, and fetch it if it is missing. Raises MissingAssetsError."""
     import torch
 
     if not torch.cuda.is_available():
         return "no GPU: ManiSkill simulates on CPUs"
-    load_gpu_physics(limit_s=150.0)  # doctor ends what takes longer than 180 s
+    load_gpu_physics(limit_s=150.0)  # doctor stops a check after 180 s
     return "SAPIEN's library for GPUs loads"
 
 
 def material_works() -> bool:
-    """True where SAPIEN finds a Vulkan device, which its materials need; Mesa 22's lavapipe does not count."""
+    """Whether SAPIEN finds a Vulkan device, which its materials need. Mesa 22's lavapipe is not enough."""
     import sapien.render
 
     if sapien.render.RenderMaterial is InertMaterial:
@@ -211,6 +216,7 @@ def material_works() -> bool:
 
 
 def use_inert_material() -> None:
+    """Replace SAPIEN's RenderMaterial by InertMaterial in all modules of SAPIEN and ManiSkill."""
     import sapien.render
 
     real = sapien.render.RenderMaterial
@@ -222,7 +228,7 @@ def use_inert_material() -> None:
 def _can_render(device: str) -> bool:
     import sapien
 
-    if device == "cpu":  # Device("cpu").can_render() says no to software Vulkan, which renders
+    if device == "cpu":  # Device("cpu").can_render() is wrongly False for software Vulkan
         return material_works()
     try:
         return bool(sapien.Device(device).can_render())
@@ -232,7 +238,7 @@ def _can_render(device: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hides warnings, and what native code writes to stderr while it probes for a renderer."""
+    """A context that hides warnings, and the output of native code to stderr while it looks for a renderer."""
     saved = os.dup(2)
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 2)

@@ -1,4 +1,4 @@
-"""Choice of the adapter that simulates: on the CPU, one scene per row, or on a GPU, all rows in one batch."""
+"""Choice of the simulator: one scene per row on the CPU, or all rows in one batch on a GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def make_simulator(num_envs: int, cfg: EnvConfig) -> Simulator:
-    """Raises MissingExtraError, MissingAssetsError, UnknownEnvError, RenderUnavailableError, or EnvContractError where
-    an option does not fit."""
+    """The simulator of a config. Raises MissingExtraError, MissingAssetsError, UnknownEnvError, RenderUnavailableError,
+    or EnvContractError where an option does not fit."""
     import_maniskill()
     backends = plan_backends(cfg.options)
     if backends.sim == "physx_cuda":

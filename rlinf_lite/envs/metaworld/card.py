@@ -1,4 +1,4 @@
-"""MetaWorld's card: options, tasks and sets of tasks, suites, and what doctor tries out."""
+"""MetaWorld's card: options, tasks and sets of tasks, suites, checks of a config, and probes for doctor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MetaWorldOptions(Section):
     camera_size: tuple[PositiveInt, PositiveInt] = (128, 128)
     """Height and width of pictures."""
     render: Literal["fast", "exact"] = "fast"
-    """exact: the library's pictures; fast: without shadows, reflections and multisampling, 12 times as many."""
+    """exact: the library's pictures; fast: without shadows, reflections and multisampling, 12 times faster."""
 
 
 def _task(num_tasks: int = 1) -> Task:

@@ -1,4 +1,4 @@
-"""Pictures of MetaWorld as in the public data, and a check that they can be drawn on this machine."""
+"""Pictures of MetaWorld as in the public data, and a check of whether this machine can draw them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ CAMERA_POSITION = (0.75, 0.075, 0.7)
 
 
 def painter_of(model: Any, options: MetaWorldOptions) -> Painter:
-    """Raises RenderUnavailableError."""
+    """A painter for a task's MuJoCo model. Raises RenderUnavailableError."""
     key, instead = "env.options.obs_mode", ". Or train from states: env.options.obs_mode=state"
     return Painter(model, options.camera_size, options.render, key, instead)
 
 
 def picture(painter: Painter, data: Any) -> NDArray[np.uint8]:
-    """[H, W, 3], flipped in both axes as the public data is."""
+    """Picture [H, W, 3], flipped in both axes as in the public data."""
     return painter.paint(data, CAMERA)[::-1, ::-1]
 
 
 def painted(env_id: str) -> str:
-    """A check for doctor: draw some pictures of the first task. Raises where none can be drawn, or they are blank."""
+    """A check for doctor: draw pictures of the first task. Raises if that fails, or if they are blank."""
     import time
 
     from rlinf_lite.config import EnvConfig

@@ -1,4 +1,4 @@
-"""MetaWorld's tasks as a `Simulator`: rows are separate MuJoCo simulations, stepped in turn by one process."""
+"""MetaWorld's tasks as a `Simulator`. Its rows are separate MuJoCo simulations, which one process steps in turn."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class MetaWorldSimulator:
-    """B rows. Where `env.task` names several tasks, an episode's seed decides which of them it plays, and states end
-    in a one-hot of it."""
+    """B rows. If `env.task` names several tasks, the seed of an episode selects its task, and states end in a one-hot
+    of the task."""
 
     reports_success = True
 
     def __init__(self, num_envs: int, cfg: EnvConfig) -> None:
-        """Raises UnknownEnvError for a task there is not, MissingExtraError, RenderUnavailableError."""
+        """Raises UnknownEnvError for an unknown task, MissingExtraError, RenderUnavailableError."""
         import_metaworld()
         self.num_envs, self.task_id = num_envs, cfg.task
         self.task_ids = [""] * num_envs
@@ -40,7 +40,7 @@ class MetaWorldSimulator:
         self._idle: dict[str, list[World]] = {task: [] for task in self._tasks}
         self._painters: dict[str, Painter] = {}
         if cfg.options.obs_mode != "state":
-            # a missing driver is found here, before training
+            # so that a missing driver is found before training
             self._idle[self._tasks[0]].append(self._new_world(self._tasks[0]))
 
     def reset(self, rows: IntArray, seeds: list[int]) -> None:
@@ -85,11 +85,11 @@ class MetaWorldSimulator:
         return obs
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The library's scripted expert's next action [B, 1, 4]: it looks again after each."""
+        """The next action [B, 1, 4] of the library's scripted expert, which needs a new observation after each."""
         return np.stack([world.expert_action()[None] for world in self._worlds])
 
     def state_key(self, column: int) -> str:
-        part = ("hand and objects", "hand and objects a step before")[column // 18] if column < 36 else "goal"
+        part = ("hand and objects", "hand and objects one step before")[column // 18] if column < 36 else "goal"
         return part if column < 39 else "one-hot of the task"
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class MetaWorldSimulator:
 
 
 class World:
-    """One simulation of one task, which any row may use for an episode: `reset` removes every trace of earlier ones."""
+    """One simulation of one task, which any row may use for an episode: `reset` removes all traces of earlier ones."""
 
     def __init__(self, task: str) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
@@ -119,7 +119,7 @@ class World:
         self.env._set_task_called = True
         self.env._freeze_rand_vec, self.env.seeded_rand_vec = False, True  # initial states are drawn from env.seed
         self.env._partially_observable = False  # the goal is in the observation, as in MT1, MT10 and MT50
-        del self.env.sawyer_observation_space  # computed again from the line above
+        del self.env.sawyer_observation_space  # cached; it depends on the line above
         self.env.max_path_length = sys.maxsize  # ChunkedEnv keeps the time limit
         self.env.model.camera(CAMERA).pos = CAMERA_POSITION
         experts: Any = ENV_POLICY_MAP  # typed as classes of an abstract policy
@@ -136,22 +136,22 @@ class World:
         if self._is_new:
             import mujoco
 
-            # the library has moved goals and bodies since it last computed where everything is
+            # a reset of the library moves goals and bodies after it has last computed positions
             mujoco.mj_kinematics(self.env.model, self.env.data)
             mujoco.mj_camlight(self.env.model, self.env.data)
             self._is_new = False
         return picture(painter, self.env.data)
 
     def expert_action(self) -> FloatArray:
-        """[4]"""
+        """The expert's next action [4]."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that actions will be clipped
+            warnings.simplefilter("ignore")  # a warning that actions are clipped
             action: FloatArray = np.clip(self.expert.get_action(self.obs), -1, 1).astype(np.float32)
         return action
 
 
 def import_metaworld() -> None:
-    """Raises MissingExtraError."""
+    """Import metaworld without its warnings. Raises MissingExtraError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,13 +1,13 @@
-"""MetaWorld's 50 tasks: the sentences and difficulties of the public data, and the sets that papers report on."""
+"""MetaWorld's 50 tasks: sentences and difficulties of the public data, and the sets of tasks that papers use."""
 
 from __future__ import annotations
 
-from rlinf_lite.registry import UnknownEnvError, did_you_mean
+from rlinf_lite.config.rules.cards import named_tasks
 
 STATE_DIM = 39
-"""Hand and objects now (18), a step before (18), and the goal (3)."""
+"""Hand and objects now (18), the same one step before (18), and the goal (3)."""
 OWN_STATE_DIM = 4
-"""The hand's position and how far the gripper is open: what pictures come with."""
+"""The hand's position (3) and the opening of the gripper: the state that comes with pictures."""
 MAX_STEPS = 500
 
 _EASY = {
@@ -70,7 +70,7 @@ _VERY_HARD = {
 }
 
 SENTENCES = {**_EASY, **_MEDIUM, **_HARD, **_VERY_HARD}
-"""Instruction for the policy by task."""
+"""Instructions for the policy, by task."""
 DIFFICULTIES = {"easy": tuple(_EASY), "medium": tuple(_MEDIUM), "hard": tuple(_HARD), "very_hard": tuple(_VERY_HARD)}
 MT10 = (
     "reach-v3",
@@ -102,13 +102,4 @@ SETS = {"MT10": MT10, "MT50": MT50, **DIFFICULTIES}
 
 def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that `env.task` stands for, in the order of their one-hot. Raises UnknownEnvError."""
-    names = SETS.get(name) or tuple(part.strip() for part in name.split(","))
-    known = {*SENTENCES, *SETS}
-    for task in names:
-        if task not in SENTENCES:
-            why = "is a set, which stands alone" if task in SETS else f"is no task. {did_you_mean(task, known)}"
-            raise UnknownEnvError(f"{task!r} {why}", "env.task")
-    twice = sorted({task for task in names if names.count(task) > 1})
-    if twice:
-        raise UnknownEnvError(f"{', '.join(twice)} is named twice", "env.task")
-    return names
+    return named_tasks(name, SENTENCES, SETS, "set")

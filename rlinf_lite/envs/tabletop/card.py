@@ -1,4 +1,4 @@
-"""Tabletop's card: options, tasks, and what does not fit."""
+"""Tabletop's card: options, tasks, and checks of a config."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ class TabletopOptions(Section):
     obs_mode: Literal["rgb", "state", "rgb+state"] = "rgb"
     """Observations of the policy. rgb: pictures and the robot's own state; state: everything, as numbers."""
     reward_mode: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at success; dense: the way covered by each step, as well."""
+    """sparse: 1 at success; dense: also, at each step, the decrease of the distance to the goal."""
     num_blocks: tuple[NumBlocks, NumBlocks] = (3, 3)
     """Fewest and most blocks on the table, drawn per episode (a push has at most 2, a place at least 2)."""
     num_wordings: Annotated[Int, Field(ge=1, le=4)] = 4
-    """Ways in which an instruction may be put."""
+    """Number of wordings of each instruction."""
     eval_pairs: Literal["train", "held_out", "all"] = "train"
-    """Colours that evaluation names. Training never names one colour of each family; held_out: only that one."""
+    """Colours that instructions name in evaluations. Training never names one colour of each family; held_out: only
+    that one."""
     shuffle_instructions: bool = False
-    """Give every episode the instruction of another one, to see what language is worth."""
+    """Give every episode the instruction of another one, to measure how much the policy uses language."""
 
 
 class Tabletop(EnvCard):
-    """A small vectorised world for vision-language-action policies, in NumPy alone."""
+    """A small vectorised world for vision-language-action policies, written in NumPy only."""
 
     Options = TabletopOptions
     simulator = "rlinf_lite.envs.tabletop.simulator:TabletopSimulator"

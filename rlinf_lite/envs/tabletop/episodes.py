@@ -1,4 +1,4 @@
-"""Start of an episode, a function of its seed alone: task, colours, positions and sentence."""
+"""Beginning of an episode as a function of its seed: task, colours, positions and sentence."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _CENTRES = ((np.arange(GRID) + 0.5) * 2 / GRID - 1).astype(np.float32)
 CELLS = np.stack(np.meshgrid(_CENTRES, _CENTRES, indexing="ij"), axis=-1).reshape(-1, 2)  # [16, 2], x first
 JITTER = 0.08
 START_JITTER = 0.06
-_CLEAR = 0.45  # of cell centres from the way of a push: contact or tolerance, and the jitter of all that is involved
+_CLEAR = 0.45  # distance of other cells from the way of a push: contact or tolerance, plus the jitter of all objects
 _FAR = np.float32(9)
-_BLOCKS = np.array([(1, NUM_BLOCKS), (1, 2), (2, NUM_BLOCKS)])  # fewest and most, by family
+_BLOCKS = np.array([(1, NUM_BLOCKS), (1, 2), (2, NUM_BLOCKS)])  # fewest and most blocks, by family
 _NUM_DRAWS = 26
 _OTHER_SENTENCE = 0x5EED
 
@@ -28,10 +28,10 @@ _OTHER_SENTENCE = 0x5EED
 def draw(
     seeds: Sequence[int], families: tuple[int, ...], pairs: str, options: TabletopOptions
 ) -> tuple[Scene, list[str], list[str]]:
-    """The beginnings of episodes, one per seed: the scene, their sentences and task ids.
+    """Beginnings of episodes, one per seed: their scene, sentences and task ids.
 
-    `pairs` are the colours that each family may name: train (all but the held-out one), held_out (that one), all.
-    Shuffled instructions are those of other, unrelated seeds.
+    `pairs`: colours that each family may name: train (all but the held-out one), held_out (only that one), all.
+    Shuffled instructions come from other, unrelated seeds.
     """
     scene, sentences = _draw(seeds, families, pairs, options)
     if options.shuffle_instructions:
@@ -49,12 +49,12 @@ def _draw(
     allowed, counts = _allowed(pairs)
     order = u[:, 2:8].copy()
     order[np.arange(len(u)), allowed[scene.family, _index(u[:, 1], counts[scene.family])]] = -1
-    colours = np.argsort(order, axis=1)  # all six at random, first one that the family may name
+    colours = np.argsort(order, axis=1)  # all six in random order; the first is one that the family may name
     sides = np.where(u[:, 8] < 0.5, -1, 1)
     scene.side = np.where(scene.family == PLACE, sides, 0).astype(np.float32)
     scene.effector = ((2 * u[:, 9:11] - 1) * START_JITTER).astype(np.float32)
 
-    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # those of absent objects have no meaning
+    cells = np.zeros((len(u), NUM_BLOCKS + NUM_SQUARES), np.int64)  # cells of absent objects have no meaning
     for family, side in ((PICK, 0), (PUSH, 0), (PLACE, -1), (PLACE, 1)):
         rows = np.flatnonzero((scene.family == family) & ((sides == side) | (side == 0)))
         if rows.size:
@@ -97,11 +97,11 @@ def _allowed(pairs: str) -> tuple[IntArray, IntArray]:
 
 @lru_cache
 def _layout_table(family: int, side: int) -> IntArray:
-    """All layouts that a family can be played from [L, 5]."""
+    """All layouts from which a family can be played, as cells of 3 blocks and 2 squares, [L, 5]."""
     if family == PUSH:
         tuples = _distinct(4)
         clear = np.ones(len(tuples), np.bool_)
-        # any pair may be named, so that the scene does not show which one is
+        # the way must be clear for every pair, so that the scene does not reveal which pair is named
         for block, square in ((0, 2), (0, 3), (1, 2), (1, 3)):
             clear &= _way_is_clear(CELLS[tuples], block, square)
         tuples = tuples[clear]
@@ -122,7 +122,7 @@ def _distinct(count: int) -> IntArray:
 
 
 def _way_is_clear(points: FloatArray, block: int, square: int) -> BoolArray:
-    """True where nothing else is near the straight way of a block to a square; points [L, 4, 2]."""
+    """Whether no other object is near the straight way of a block to a square, [L]; points [L, 4, 2]."""
     start, stop = points[:, block], points[:, square]
     way = stop - start
     clear = np.ones(len(points), np.bool_)

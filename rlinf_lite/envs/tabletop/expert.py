@@ -1,4 +1,4 @@
-"""The scripted expert: the best next action from any state of the table, for all rows at once."""
+"""The scripted expert of the tabletop: the next action from any state, for all rows at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rlinf_lite.envs.base import FloatArray
 from rlinf_lite.envs.tabletop.language import PICK, PUSH
 from rlinf_lite.envs.tabletop.physics import CONTACT, REACH, Scene, goals, length
 
-_BEHIND = np.float32(0.9) * CONTACT  # where a push begins, from the block's centre
-_NEAR = np.float32(0.05)  # what may be left of the way, per axis, when the gripper closes or opens
+_PUSH_START = np.float32(0.9) * CONTACT  # distance from the block's centre at which a push begins
+_NEAR = np.float32(0.05)  # distance per axis that may remain when the gripper closes or opens
 _ALIGNED = np.float32(0.8)  # cosine between the way to the block and the block's way to its goal
 
 
 def expert_action(scene: Scene) -> FloatArray:
-    """Actions [B, 3]; zeros in rows that are decided."""
-    # pick and place: to the block, close there; to its goal, open there
+    """Actions [B, 3]; zeros in rows whose outcome is decided."""
+    # pick and place: move to the block and close there; move to its goal and open there
     holding = (scene.held == 0) & (scene.family != PICK)
     way = np.where(holding[:, None], goals(scene), scene.blocks[:, 0]) - scene.effector
     arrives = np.abs(way).max(axis=1) <= REACH + _NEAR
@@ -27,7 +27,7 @@ def expert_action(scene: Scene) -> FloatArray:
 
 
 def _push(scene: Scene) -> FloatArray:
-    """Push: with an open gripper to behind the block, then closed and straight to the square."""
+    """Actions of pushes: with an open gripper to the far side of the block, then closed and straight to the square."""
     block = scene.blocks[:, 0]
     to_goal, to_block = scene.squares[:, 0] - block, block - scene.effector
     goal_distance, block_distance = length(to_goal), length(to_block)
@@ -35,9 +35,9 @@ def _push(scene: Scene) -> FloatArray:
     cosine = to_block[:, 0] * direction[:, 0] + to_block[:, 1] * direction[:, 1]
     near = (block_distance < CONTACT) & (block_distance > CONTACT / 2)
     aligned = near & (cosine > _ALIGNED * block_distance)
-    behind = block - _BEHIND * direction - scene.effector
+    to_start = block - _PUSH_START * direction - scene.effector
     straight = to_goal * (REACH / np.maximum(np.abs(to_goal).max(axis=1), REACH))[:, None]
-    return _towards(np.where(aligned[:, None], straight, behind), closed=aligned)
+    return _towards(np.where(aligned[:, None], straight, to_start), closed=aligned)
 
 
 def _towards(way: FloatArray, closed: np.ndarray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Colours and sentences: what the tabletop's instructions are made of."""
+"""The tabletop's instructions: their families, colours and sentences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ PICK, PUSH, PLACE = range(3)
 COLOURS = ("red", "green", "blue", "yellow", "purple", "cyan")
 SIDES = {-1: "left", 1: "right"}
 HELD_OUT = {"pick": "purple", "push": "cyan", "place": "yellow"}
-"""The block colour that each family never names in training; it is on the table there, as any other."""
+"""The block colour that instructions of a family never name in training. Blocks of that colour are still on the
+table."""
 WORDINGS = {
     "pick": ("pick up the {a} block", "grasp the {a} block", "take the {a} block", "lift the {a} block"),
     "push": (

@@ -1,4 +1,4 @@
-"""Effects of actions on the table (moving, gripping, pushing) and the test for success. All rows at once.
+"""Effects of actions on the table (moving, gripping, pushing) and the test for success, for all rows at once.
 
 Lengths are in half table widths: the table is [-1, 1] in x (to the right) and y (up, in the picture).
 """
@@ -14,19 +14,19 @@ from rlinf_lite.envs.base import BoolArray, FloatArray, IntArray
 from rlinf_lite.envs.tabletop.language import PICK, PLACE, PUSH
 
 NUM_BLOCKS, NUM_SQUARES = 3, 2
-REACH = np.float32(0.2)  # largest way in one env step, per axis
-GRASP = np.float32(0.13)  # a closing gripper takes hold of a block whose centre is this near
-ON_SQUARE = np.float32(0.13)
+REACH = np.float32(0.2)  # largest distance of one env step, per axis
+GRASP = np.float32(0.13)  # a closing gripper grasps a block whose centre is nearer than this
+ON_SQUARE = np.float32(0.13)  # a block is on a square if their centres are nearer than this
 CONTACT = np.float32(0.22)  # a closed gripper pushes blocks nearer than this
-RIM = np.float32(0.78)  # blocks are pushed no further than this, so that there is room behind them
-BESIDE = np.float32(0.45)  # where "left of" and "right of" are, from the other block
-BESIDE_X, BESIDE_Y = np.float32(0.2), np.float32(0.2)  # and how far from there still counts
+RIM = np.float32(0.78)  # blocks are not pushed further out than this, so that the gripper has room outside them
+NEXT_TO = np.float32(0.45)  # distance of the places "left of" and "right of" from the other block
+NEXT_TO_X, NEXT_TO_Y = np.float32(0.2), np.float32(0.2)  # tolerance around these places
 _SUBSTEPS = 4
 
 
 @dataclass
 class Scene:
-    """B tables. The named block is block 0, the named square square 0, the block that a place is relative to block 1.
+    """B tables. The instruction names block 0, square 0 (push), and block 1 as the reference of a place.
 
     Absent objects have colour -1 and lie far off the table.
     """
@@ -41,7 +41,7 @@ class Scene:
     blocks: FloatArray  # [B, 3, 2]
     closed: BoolArray  # [B]
     held: IntArray  # [B], the block in the gripper, or -1
-    outcome: NDArray[np.int8]  # [B], 1 succeeded, -1 failed, 0 undecided; final, and nothing moves after it
+    outcome: NDArray[np.int8]  # [B], 1 succeeded, -1 failed, 0 undecided; once decided it is final and nothing moves
 
     @classmethod
     def empty(cls, num_envs: int) -> Scene:
@@ -59,38 +59,39 @@ class Scene:
         )
 
     def put(self, rows: IntArray, other: Scene) -> None:
-        """Copies `rows` from another scene, which consists of these rows."""
+        """Overwrite `rows` with another scene, which consists of these rows."""
         for field in fields(self):
             getattr(self, field.name)[rows] = getattr(other, field.name)
 
     def moving_copy(self) -> Scene:
-        """A copy that can be stepped; what never changes in an episode is shared."""
+        """A copy that can be stepped; arrays that never change in an episode are shared."""
         moving = ("effector", "blocks", "closed", "held", "outcome")
         return replace(self, **{name: getattr(self, name).copy() for name in moving})
 
 
 def goals(scene: Scene) -> FloatArray:
-    """Target position of the named block [B, 2]: on its square, or next to the other block; for a pick, where it is."""
-    beside = scene.blocks[:, 1].copy()
-    beside[:, 0] += scene.side * BESIDE
-    on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], beside)
+    """Target position of the named block [B, 2]: its square, the place next to the other block, or for a pick its own
+    position."""
+    next_to = scene.blocks[:, 1].copy()
+    next_to[:, 0] += scene.side * NEXT_TO
+    on_square = np.where((scene.family == PUSH)[:, None], scene.squares[:, 0], next_to)
     return np.where((scene.family == PICK)[:, None], scene.blocks[:, 0], on_square)
 
 
 def remaining(scene: Scene) -> FloatArray:
-    """Way still to go [B]: of the effector to the named block (0 in the gripper), and of the block to its goal."""
+    """Remaining distance [B]: from the effector to the named block (0 if held), plus from the block to its goal."""
     to_block = np.where(scene.held == 0, np.float32(0), length(scene.blocks[:, 0] - scene.effector))
     return to_block + length(goals(scene) - scene.blocks[:, 0])
 
 
 def length(vectors: FloatArray) -> FloatArray:
-    """Euclidean length over the last axis, of size 2; the same bits for a row whatever its batch."""
+    """Euclidean length over the last axis, of size 2. A row's result does not depend on its batch, bit for bit."""
     found: FloatArray = np.sqrt(vectors[..., 0] * vectors[..., 0] + vectors[..., 1] * vectors[..., 1])
     return found
 
 
 def advance(scene: Scene, actions: FloatArray) -> None:
-    """One env step of all rows with actions [B, 3] (dx, dy, grip; the gripper is closed while grip > 0), in place."""
+    """Take one env step of all rows, in place. Actions [B, 3]: dx, dy, grip; the gripper is closed while grip > 0."""
     undecided = scene.outcome == 0
     before = scene.effector
     scene.closed = np.where(undecided, actions[:, 2] > 0, scene.closed)
@@ -113,9 +114,9 @@ def advance(scene: Scene, actions: FloatArray) -> None:
 
 
 def _pushed(blocks: FloatArray, start: FloatArray, stop: FloatArray) -> FloatArray:
-    """Blocks [P, 3, 2] after closed grippers went from start to stop [P, 2].
+    """Blocks [P, 3, 2] after closed grippers moved from start to stop [P, 2].
 
-    A block in contact and ahead (within 60 degrees of the way) goes along, without turning or slipping.
+    A block in contact and ahead (within 60 degrees of the way) moves with the gripper, without turning or slipping.
     """
     way = (stop - start) / np.float32(_SUBSTEPS)
     way_length = length(way)
@@ -134,9 +135,9 @@ def _decide(scene: Scene, undecided: BoolArray, released: BoolArray) -> None:
     placed = released & (scene.family == PLACE)
     if placed.any():
         apart = scene.blocks[:, 0] - scene.blocks[:, 1]
-        level = placed & (np.abs(apart[:, 1]) <= BESIDE_Y)
-        succeeded = succeeded | (level & (np.abs(apart[:, 0] - scene.side * BESIDE) <= BESIDE_X))
-        failed = failed | (level & (np.abs(apart[:, 0] + scene.side * BESIDE) <= BESIDE_X))
+        level = placed & (np.abs(apart[:, 1]) <= NEXT_TO_Y)
+        succeeded = succeeded | (level & (np.abs(apart[:, 0] - scene.side * NEXT_TO) <= NEXT_TO_X))
+        failed = failed | (level & (np.abs(apart[:, 0] + scene.side * NEXT_TO) <= NEXT_TO_X))
     pushed = scene.family == PUSH
     if pushed.any():
         on_square = length(scene.blocks[:, :, None] - scene.squares[:, None]) < ON_SQUARE  # [B, 3, 2]

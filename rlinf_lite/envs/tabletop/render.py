@@ -10,7 +10,7 @@ from rlinf_lite.envs.tabletop.language import COLOURS
 from rlinf_lite.envs.tabletop.physics import Scene
 
 SIZE = 64
-_MARGIN = 8  # around the canvas, cut off in the end
+_MARGIN = 8  # pixels around the canvas, which are cut off at the end
 _WIDTH = SIZE + 2 * _MARGIN
 TABLE = (46, 48, 54)
 PALETTE = {
@@ -37,7 +37,7 @@ def _pixels(keep: NDArray[np.bool_]) -> IntArray:
 
 
 BLOCK = _pixels(_AROUND <= 5)  # 11 x 11
-SQUARE = _pixels((_AROUND <= 7) & (_AROUND > 5))  # a frame, and a block fits into it
+SQUARE = _pixels((_AROUND <= 7) & (_AROUND > 5))  # a frame into which a block fits
 _OUTLINE = _pixels((_OFF_AXIS <= 1) & (_AROUND <= 5))
 _OPEN = _pixels((_OFF_AXIS == 0) & (_AROUND <= 4))
 _CLOSED = _pixels((_OFF_AXIS == 0) & (_AROUND <= 4) | (_AROUND <= 2))
@@ -61,7 +61,7 @@ def render(scene: Scene, rows: IntArray) -> NDArray[np.uint8]:
 
 
 def _draw(canvas: NDArray[np.uint8], shape: IntArray, places: FloatArray, colours: IntArray) -> None:
-    """Draws what is there (colour >= 0) of objects [B, N], the first on top."""
+    """Draw the present objects (colour >= 0) of [B, N], the first on top."""
     for slot in reversed(range(colours.shape[1])):
         drawn = np.flatnonzero(colours[:, slot] >= 0)
         if drawn.size:
@@ -71,7 +71,7 @@ def _draw(canvas: NDArray[np.uint8], shape: IntArray, places: FloatArray, colour
 def _stamp(
     canvas: NDArray[np.uint8], shape: IntArray, rows: IntArray, places: FloatArray, rgb: NDArray[np.uint8]
 ) -> None:
-    """Draws a shape at `places` [M, 2] of pictures `rows` [M] in colours [M or 1, 3]."""
+    """Draw a shape at `places` [M, 2] of pictures `rows` [M] in colours [M or 1, 3]."""
     column = np.floor((places[:, 0] + 1) * (SIZE / 2))
     row = np.floor((1 - places[:, 1]) * (SIZE / 2))
     centre = [np.clip(pixel, 0, SIZE - 1).astype(np.int64) + _MARGIN for pixel in (row, column)]

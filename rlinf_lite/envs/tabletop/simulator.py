@@ -1,4 +1,4 @@
-"""`TabletopSimulator`: the table as a `Simulator`."""
+"""`TabletopSimulator`: the tabletop as a `Simulator`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class TabletopSimulator:
-    """B tables, all stepped at once. `task` is a family, or "all": a family is drawn per episode."""
+    """B tables, all stepped at once. `cfg.task` is a family, or "all": then each episode draws one."""
 
     reports_success = True
 
     def __init__(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"]) -> None:
-        """Raises UnknownEnvError for a task that is none of the card's."""
+        """Raises UnknownEnvError for a task that the card does not have."""
         task, options = cfg.task, cfg.options
         if task not in Tabletop.tasks:
             known = did_you_mean(task, Tabletop.tasks)
@@ -51,7 +51,7 @@ class TabletopSimulator:
             self._sentences[row], self.task_ids[row] = text, task_id
 
     def step(self, rows: IntArray, actions: FloatArray, out: StepOutputs) -> None:
-        """Sparse reward: 1 at the step that succeeds. Dense: the way covered in that step, as well."""
+        """Step all tables. Sparse reward: 1 at the step that succeeds. Dense: also the decrease of the distance."""
         scene, undecided = self._scene, self._scene.outcome == 0
         before = remaining(scene) if self._options.reward_mode == "dense" else None
         advance(scene, actions)
@@ -70,7 +70,7 @@ class TabletopSimulator:
         return obs
 
     def expert_actions(self, num_actions: int) -> FloatArray:
-        """The scripted expert's next actions [B, C, 3] from here, without stepping; zeros once decided."""
+        """The scripted expert's next actions [B, C, 3], without stepping; zeros once the outcome is decided."""
         scene = self._scene.moving_copy()
         actions = np.empty((self.num_envs, num_actions, 3), np.float32)
         for step in range(num_actions):
@@ -88,11 +88,8 @@ class TabletopSimulator:
         return np.concatenate([scene.effector[rows], gripper], axis=1, dtype=np.float32)
 
     def _state(self, rows: IntArray) -> FloatArray:
-        """Everything that matters [B, 16].
-
-        Proprioception 4, family one-hot 3, side 1, named block 2, its goal 2, other blocks 4 (0 where absent); all
-        positions seen from the effector.
-        """
+        """The whole state [B, 16]: proprioception 4, one-hot of the family 3, side 1, named block 2, its goal 2, other
+        blocks 4 (0 if absent). Positions are relative to the effector."""
         scene = self._scene
         effector = scene.effector[rows]
         blocks = scene.blocks[rows] - effector[:, None]

@@ -1,4 +1,4 @@
-"""The cards of pi0, pi0.5 and SmolVLA: options, and what does not fit."""
+"""The cards of pi0, pi0.5 and SmolVLA: their options, and the checks of a run's config."""
 
 from __future__ import annotations
 
@@ -44,55 +44,58 @@ class FlowOptions(Section):
     size: Literal["tiny", "published"] = "tiny"
     """From random weights: about 0.8 M parameters, or as published. A checkpoint brings its own."""
     num_steps: PositiveInt | None = None
-    """K: steps from noise to actions. null: the checkpoint's; 4. What was trained at one K is evaluated at it."""
+    """K: steps from noise to actions. Evaluate a policy with the K that it was trained with. null: the checkpoint's;
+    4."""
     method: Method | None = None
-    """How training explores. flow_sde: one step of each decision, drawn at random, is a sample around where the ODE
-    goes; flow_noise: all are, with standard deviations that are learned; flow_cps: one, by another formula. Evaluations
-    follow the ODE. null: the checkpoint's; flow_sde."""
+    """How training explores. flow_sde: one random step of each decision is sampled around the ODE's; flow_noise: all
+    steps are, with learned standard deviations; flow_cps: one step is, by another formula. Evaluations follow the ODE.
+    null: the checkpoint's; flow_sde."""
     noise_level: Annotated[Float, Field(gt=0, le=1)] | None = None
     """a: how far flow_sde and flow_cps explore. null: the checkpoint's; 0.5."""
     noise_range: tuple[PositiveFloat, PositiveFloat] | None = None
     """Smallest and largest standard deviation of flow_noise. null: the checkpoint's; [0.08, 0.16]."""
     ignore_last: bool | None = None
-    """The last step is never the one that flow_sde draws; that of flow_cps, which has no noise, never is. null: the
+    """flow_sde never samples the last step (flow_cps never does, as its last step has no noise). null: the
     checkpoint's; false."""
     joint: Joint | None = None
-    """The K log-probabilities of flow_noise are summed; or averaged, with that of the first noise as one more, as RLinf
-    does: log-ratios are then K + 1 times smaller, so that clip range and KL are that much wider. null: the
+    """sum: the K log-probabilities of flow_noise are added. mean: they and that of the first noise are averaged, as in
+    RLinf; log-ratios are then K + 1 times smaller, so that clip range and KL are that much wider. null: the
     checkpoint's; sum."""
     horizon: PositiveInt | None = None
-    """H: actions that the policy thinks of, of which num_action_chunks are executed. null: the checkpoint's, or
-    num_action_chunks. Imitation with a longer one fills the rest with copies of the last action."""
+    """H: actions that the policy computes, of which num_action_chunks are executed. null: the checkpoint's, or
+    num_action_chunks. In imitation, copies of the last action fill a longer horizon."""
     cameras: dict[str, str] | None = None
-    """The environment's camera for each that the policy knows; one without is masked. null: those of the same name."""
+    """The environment's camera for each camera of the policy; cameras left out are masked. null: cameras of the same
+    names."""
     action_dim: PositiveInt | None = None
-    """Actions that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
+    """Action dimensions of the robot, if the checkpoint's statistics have more (padding). null: all of them."""
     state_dim: NonNegativeInt | None = None
-    """State numbers that the robot has, where a checkpoint's statistics are padded with others. null: all of them."""
+    """State numbers of the robot, if the checkpoint's statistics have more (padding). null: all of them."""
     asset_id: str | None = None
-    """Whose statistics normalise states and actions. null: the checkpoint's, where it has just one."""
+    """Name of the statistics that normalise states and actions. null: the checkpoint's, if it has just one."""
     delta_dims: NonNegativeInt | None = None
-    """This many action dimensions are relative to the state at the beginning of the chunk; checkpoints do not say so.
-    null: 0."""
+    """Number of leading action dimensions that are relative to the state at the beginning of the chunk; published
+    checkpoints do not say. null: 0."""
     state_in_prompt: bool | None = None
-    """pi05: the state is part of the prompt, in 256 bins; false: it is not read. null: the checkpoint's; true."""
+    """pi05: the state is part of the prompt, in 256 bins; false: no state is read. null: the checkpoint's; true."""
     lerobot_preprocessing: LeRobotRules | None = None
     """pi0 and pi05 in LeRobot's layout: the release whose prompts and pictures they were trained on. v0.4: all of 0.4,
-    which wrote a state's padding into the prompt too, and padded pictures with -3. v0.5: 0.5 and later, and openpi.
-    null: what the checkpoint's files say; v0.5."""
+    which wrote the state's padding into the prompt too, and padded pictures with -3. v0.5: 0.5 and later, and openpi.
+    null: the release named in the checkpoint's files; v0.5."""
     max_prompt_length: PositiveInt | None = None
-    """Tokens that every prompt is padded to. null: the checkpoint's."""
+    """Number of tokens that every prompt is padded to. null: the checkpoint's."""
     long_prompts: Literal["error", "cut"] = "error"
-    """What becomes of a longer one. cut: its end is lost in silence, as in the published code."""
+    """Prompts longer than max_prompt_length: error, or cut, which drops the end silently, as in the published code."""
     trainable: Literal["all", "expert"] = "all"
     """expert: the vision-language model keeps its weights."""
     keep_prefix: bool = False
-    """With trainable: expert, keep what the vision-language model makes of each observation over the epochs of a step,
-    instead of computing it in each: 18 MB of the actor's host memory per decision at pi0's published size in bf16.
-    SmolVLA's state, whose projection trains, is computed in each. Not for imitation, where a step is one update."""
+    """With trainable: expert, keep the vision-language model's results for each observation over the epochs of a step,
+    instead of computing them in every epoch: 18 MB of the actor's host memory per decision at pi0's published size in
+    bf16. SmolVLA's state token trains, so it is computed in every epoch. Not for imitation, where a step is one
+    update."""
     lora: LoraOptions = LoraOptions()
-    """Adapters in what trains, instead of its weights; the projections of states, actions and times, and the heads,
-    train in full."""
+    """Adapters in the modules that train, in place of their own weights; the projections of states, actions and times,
+    and the heads, train without adapters."""
     value_hidden_sizes: list[PositiveInt] | None = None
     """Widths of the value head's hidden layers. null: the checkpoint's; [512, 256, 128]."""
     gradient_checkpointing: bool = False
@@ -100,7 +103,7 @@ class FlowOptions(Section):
 
 
 class Flow(PolicyCard):
-    """The part that the cards of the three families share."""
+    """The common base of the three families' cards."""
 
     Options = FlowOptions
     free_options = ("gradient_checkpointing", "long_prompts")
@@ -116,7 +119,7 @@ class Flow(PolicyCard):
             yield Problem(
                 "model.temperature",
                 f"is {model.temperature}, and flows have none. Set it to 1; model.options.noise_level or noise_range "
-                "is how far they explore",
+                "says how far they explore",
             )
         low, high = model.options.noise_range or (0.0, 1.0)
         if low >= high:
@@ -149,7 +152,8 @@ class Flow(PolicyCard):
             yield Problem("data.keys.state", NO_STATE)
 
     def _long_prompts(self, config: Config, cfg: FlowConfig) -> Iterator[Problem]:
-        """A state in the prompt counts as short as it may be: longer ones are met while acting."""
+        """Prompts of the tasks that are too long. A state in the prompt is counted at its shortest, so prompts may
+        still turn out too long while acting."""
         if not task_sentences(config):
             return
         import numpy as np
@@ -159,7 +163,7 @@ class Flow(PolicyCard):
         try:
             found = [place for place in tokenizer_dirs(config) if find_tokenizer(place, cfg)]
             encoder = PromptEncoder.from_directory(found[0], cfg) if found else None
-        except TokenizerError:  # loading the policy says so
+        except TokenizerError:  # loading the policy raises it
             return
         if encoder is not None:
             state = -np.ones(cfg.state_dim)
@@ -175,21 +179,21 @@ class Flow(PolicyCard):
         if model is not None:
             after = with_run_settings(before, model)
             if changed := list(changed_settings(before, after, "rlinf_lite" not in said)):
-                yield f"other settings than those of the policy in {directory}: {'; '.join(changed)}"
+                yield f"settings differ from those of the policy in {directory}: {'; '.join(changed)}"
         if before.lerobot_preprocessing is None and (model is None or model.options.lerobot_preprocessing is None):
             sizes = picture_sizes(said)
             if seen is not None:
                 sizes = [seen.cameras[name] for name in present_slots(after, seen.cameras).values()]
             if differences := lerobot_differences(after, sizes):
                 yield (
-                    f"no file of {directory} says which release of LeRobot trained it; it is read as by 0.5 and later. "
-                    f"LeRobot 0.4 {' and '.join(differences)}. If that trained it, set "
+                    f"no file of {directory} says which release of LeRobot trained it; inputs are processed as in 0.5 "
+                    f"and later. LeRobot 0.4 {' and '.join(differences)}. If that release trained it, set "
                     "model.options.lerobot_preprocessing to v0.4, else to v0.5"
                 )
 
 
 class Pi0(Flow):
-    """pi0: PaliGemma, and an expert that reads the state as a token of its own."""
+    """pi0: PaliGemma, and an expert that reads the state as a token."""
 
     policy = "rlinf_lite.models.flow.policy:Pi0Policy"
 
@@ -201,6 +205,6 @@ class Pi05(Flow):
 
 
 class SmolVLA(Flow):
-    """SmolVLA: half of SmolVLM2, and an expert that looks at it in every other layer."""
+    """SmolVLA: half of SmolVLM2's layers, and an expert; in every other layer its actions attend only to the prefix."""
 
     policy = "rlinf_lite.models.flow.policy:SmolVLAPolicy"

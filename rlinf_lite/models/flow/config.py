@@ -1,4 +1,4 @@
-"""What a flow policy is made of and how it behaves; JSON, and importable without torch."""
+"""The settings of flow policies: architecture, behaviour and statistics. Importable without torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OPENPI_CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 
 
 class StatisticsError(ValueError):
-    """The statistics that normalise states and actions are missing, or of another robot."""
+    """The statistics that normalise states and actions are missing, or belong to another robot."""
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A SigLIP vision transformer over square images."""
+    """Sizes of a SigLIP vision transformer over square images."""
 
     width: int
     depth: int
@@ -39,7 +39,7 @@ class Tower:
 
 @dataclass(frozen=True)
 class Transformer:
-    """A Gemma (pi0, pi0.5) or Llama (SmolVLA), the language model or the expert."""
+    """Sizes of a Gemma (pi0, pi0.5) or Llama (SmolVLA): the language model or the expert."""
 
     width: int
     depth: int
@@ -51,12 +51,12 @@ class Transformer:
 
 @dataclass(frozen=True)
 class FlowConfig:
-    """Architecture, behaviour and statistics of one policy. Defaults are those of the published pi0."""
+    """Architecture, behaviour and statistics of one policy; JSON. Defaults are those of the published pi0."""
 
     family: Family = "pi0"
     layout: Layout = "openpi"
     prefix: Literal["", "model."] = ""
-    """What the tensors' names begin with; LeRobot reads its own with and without."""
+    """Beginning of the tensors' names in the file; LeRobot reads its own with and without it."""
 
     # architecture
     vision: Tower = Tower(1152, 27, 4304, 16, 224, 14)
@@ -64,25 +64,25 @@ class FlowConfig:
     expert: Transformer = Transformer(1024, 18, 4096, 8, 1, 256)
     vocab_size: int = 257_152
     tied_embeddings: bool = True
-    """The weights' file may have the embedding under the name of the language model's head."""
+    """The file of weights may hold the embedding under the name of the language model's head."""
     rms_eps: float = 1e-6
     vision_eps: float = 1e-6
     pixel_shuffle: int = 1
-    """Patches of that many rows and columns become one token (SmolVLA)."""
+    """SmolVLA: a square of this many by this many patches becomes one token."""
     cross_every: int = 0
-    """SmolVLA: in layers whose number this divides, actions attend to actions too, in others to the prefix alone; 0: in
-    none."""
+    """SmolVLA: in every such layer (numbers 0, n, 2 n, ...) actions attend to the prefix and to actions, in the other
+    layers only to the prefix; 0: only to the prefix in all layers."""
     max_action_dim: int = 32
     max_state_dim: int = 32
     min_period: float = 4e-3
     max_period: float = 4.0
     initializer_range: float = 0.02
-    """Of random weights."""
+    """Standard deviation of random weights."""
     value_hidden_sizes: tuple[int, ...] = (512, 256, 128)
     noise_hidden_sizes: tuple[int, ...] = (128, 64)
     value_type: Literal["chunk_level", "action_level"] = "chunk_level"
     lora: dict[str, Any] = field(default_factory=dict)
-    """Adapters within the policy: `model.options.lora`; empty: none."""
+    """Adapters in the policy, as in `model.options.lora`; empty: none."""
 
     # observations and actions
     action_dim: int = 7
@@ -92,15 +92,16 @@ class FlowConfig:
     slots: tuple[str, ...] = OPENPI_CAMERAS
     """Cameras that the policy knows, in order."""
     cameras: dict[str, str] | None = None
-    """The environment's camera by slot; None: that of the same name."""
+    """The environment's camera by slot; None: cameras of the same names."""
     resize_to: tuple[int, int] = (224, 224)
     """Width and height."""
     delta_dims: int = 0
+    """Number of leading action dimensions that are relative to the state at the beginning of the chunk."""
     lerobot_preprocessing: LeRobotRules | None = None
-    """Whose prompts and pictures a pi0 or pi0.5 of LeRobot's was trained on: those of 0.4, or of 0.5 and later. None:
-    not known, and read as v0.5; or another policy."""
+    """LeRobot's pi0 and pi0.5: the release whose prompts and pictures the policy was trained on, 0.4, or 0.5 and later.
+    None: not known, and read as v0.5; also for all other policies."""
     action_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """Actions are clipped to these; None: what acts clips."""
+    """Low and high, to which actions are clipped; None: the environment clips."""
 
     # prompt
     max_prompt_length: int = 48
@@ -111,10 +112,10 @@ class FlowConfig:
     state_norm: Norm = "mean_std"
     action_norm: Norm = "mean_std"
     norm_eps: float = 1e-6
-    """Added to what is divided by; LeRobot: to quantiles and the like only where they leave no range."""
+    """Added to divisors; in LeRobot, only to standard deviations and to ranges that are 0."""
     asset_id: str | None = None
     statistics: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """Of `state` and `actions`, each `mean`, `std`, `q01`, `q99`, `min`, `max`, or some of them."""
+    """Statistics by dimension of `state` and `actions`: some of `mean`, `std`, `q01`, `q99`, `min`, `max`."""
 
     # flow
     num_steps: int = 10
@@ -126,11 +127,11 @@ class FlowConfig:
 
     @property
     def knows_lerobots_rules(self) -> bool:
-        """Whether `lerobot_preprocessing` matters: other policies are read the same by all releases."""
+        """Whether `lerobot_preprocessing` matters: all releases of LeRobot read other policies alike."""
         return self.layout == "lerobot" and self.family != "smolvla"
 
     def fitting(self, width: int, height: int) -> tuple[int, int]:
-        """The largest size of a picture's shape within `resize_to`; the rest is padding."""
+        """The largest width and height within `resize_to` that keep a picture's aspect ratio; the rest is padding."""
         ratio = max(width / self.resize_to[0], height / self.resize_to[1])
         return max(1, int(width / ratio)), max(1, int(height / ratio))
 
@@ -182,10 +183,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def fresh_config(family: str, model: ModelConfig, seen: Observed) -> FlowConfig:
-    """Of random weights, at `model.options.size`, for what an environment shows. Raises ProblemError."""
+    """Settings of random weights of `model.options.size`, for an environment that shows `seen`. Raises ProblemError."""
     base = FlowConfig(**{**PUBLISHED[family], "family": family})
     if model.options.size == "tiny":
-        # the expert is as wide as the language model, so that its keys and values are those of a published one's
+        # equal widths of expert and language model give keys and values of equal width, as in published policies
         base = replace(base, **{"pixel_shuffle": 2 if family == "smolvla" else 1, **_TINY})
         base = replace(base, max_prompt_length=48 if base.state_in_prompt else base.max_prompt_length)
     cfg = replace(
@@ -202,10 +203,10 @@ def fresh_config(family: str, model: ModelConfig, seen: Observed) -> FlowConfig:
 
 
 def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
-    """`cfg` with what a run's `model` section says of it; null there keeps what is here.
+    """`cfg` changed by a run's `model` section; options that are null there keep their values.
 
     Raises:
-        ProblemError: where the weights of `cfg` cannot serve what the run wants.
+        ProblemError: if the weights of `cfg` do not allow what the run asks for.
     """
     options = model.options
     rules = options.lerobot_preprocessing or cfg.lerobot_preprocessing
@@ -223,7 +224,7 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "asset_id": options.asset_id,
         "delta_dims": options.delta_dims,
         "state_in_prompt": options.state_in_prompt,
-        # the rules that a run reads by are those that its policy knows from then on
+        # the run's rules are saved with the policy
         "lerobot_preprocessing": rules or ("v0.5" if cfg.knows_lerobots_rules else None),
         "max_prompt_length": options.max_prompt_length,
         "long_prompts": options.long_prompts,
@@ -232,12 +233,12 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
     for name in ("action_dim", "state_dim"):
         value, own = getattr(options, name), getattr(cfg, name)
         if value is not None and value > own:
-            text = f"is {value}, and the policy has {own}: its statistics say nothing of more"
+            text = f"is {value}, and the policy has {own}: it has no statistics for more"
             raise ProblemError(Problem(f"model.options.{name}", text))
     changes = {name: value for name, value in given.items() if value is not None}
     horizon = options.horizon or cfg.horizon
     if model.num_action_chunks > horizon:
-        text = f"is {model.num_action_chunks}, and the policy thinks of {horizon} (its horizon). Set it to {horizon}"
+        text = f"is {model.num_action_chunks}, and the policy's horizon is {horizon} actions. Set it to {horizon}"
         raise ProblemError(Problem("model.num_action_chunks", f"{text} or less"))
     if options.state_in_prompt and cfg.family != "pi05":
         text = f"is true, and {cfg.family} has no state in its prompt. Set it to null"
@@ -261,8 +262,8 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
 
 
 def changed_settings(before: FlowConfig, after: FlowConfig, published: bool) -> Iterator[str]:
-    """In what a run goes on otherwise than a policy was trained, as far as it matters there. `published`: how that one
-    explored is not known, since nobody did."""
+    """Settings in which a run differs from the training of its policy, a line each. `published`: settings of
+    exploration are left out, as a published policy has none."""
     names = ["num_steps", "horizon"]
     if not published:
         names += ["num_action_chunks", "delta_dims", "state_in_prompt", "method"]
@@ -280,7 +281,7 @@ def changed_settings(before: FlowConfig, after: FlowConfig, published: bool) -> 
 
 
 def lerobot_differences(cfg: FlowConfig, sizes: Iterable[tuple[int, int]]) -> list[str]:
-    """What LeRobot 0.4 read otherwise than later releases, of pictures of these `sizes` (height and width)."""
+    """Ways in which LeRobot 0.4 read inputs unlike later releases. `sizes`: heights and widths of the pictures."""
     if not cfg.knows_lerobots_rules:
         return []
     found = []
@@ -299,7 +300,7 @@ def present_slots(cfg: FlowConfig, cameras: Mapping[str, Any]) -> dict[str, str]
 
 
 def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
-    """What is wrong with an environment's cameras; None: nothing."""
+    """Why the policy cannot use an environment's cameras; None: it can."""
     has, present = ", ".join(cameras) or "none", present_slots(cfg, cameras)
     unknown = [name for name in present.values() if name not in cameras]
     if unknown:
@@ -312,5 +313,6 @@ def unseen_cameras(cfg: FlowConfig, cameras: Mapping[str, Any]) -> str | None:
     unused = [name for name in cameras if name not in present.values()]
     if unused and cfg.cameras is None and len(present) < len(cfg.slots):
         empty = ", ".join(slot for slot in cfg.slots if slot not in present)
-        return f"nothing is {empty}, and {', '.join(unused)} is not used. Say which is which, or which are used"
+        text = f"the environment has no {empty}, and {', '.join(unused)} is not used"
+        return f"{text}. Say which is which, or which are used"
     return None

@@ -1,4 +1,4 @@
-"""The files of a published directory: which are its own, and what safetensors and JSON files say, without torch."""
+"""Finds and reads the files of a published directory (safetensors and JSON), without torch."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ INDEX = f"{WEIGHTS}.index.json"
 
 
 class UnsupportedFlowError(ValueError):
-    """A published directory with a part that is not supported, or that says too little about itself."""
+    """A published directory with an unsupported part, or with missing or damaged files."""
 
 
 def own_files(directory: Path, *patterns: str) -> list[Path]:
-    """Files of a checkpoint, also in its folders, by patterns of names; without those of checkpoints saved below it."""
+    """Files of a checkpoint and of its folders that match the patterns; without checkpoints in folders of their own."""
     others = {file.parent for name in (WEIGHTS, INDEX) for file in directory.rglob(name)} - {directory}
     found = {file for pattern in patterns for file in directory.rglob(pattern) if file.is_file()}
     return sorted(file for file in found if others.isdisjoint(file.parents))
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """`model.safetensors` where it exists, as published loaders do; else all shards that the index names.
+    """Files of the weights: `model.safetensors` if it exists, as in published loaders; else all shards of the index.
 
-    Raises UnsupportedFlowError where a shard is missing, or the index names none.
+    Raises UnsupportedFlowError if a shard is missing, or the index names none.
     """
     single, index = directory / WEIGHTS, directory / INDEX
     if single.is_file() or not index.is_file():
@@ -39,7 +39,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_json(file: Path, content: bytes | None = None) -> Any:
-    """The content of a JSON file, or of the part `content` of a file. Raises UnsupportedFlowError."""
+    """The content of a JSON file, or of `content`, a part of `file`. Raises UnsupportedFlowError."""
     try:
         return json.loads(file.read_bytes() if content is None else content)
     except ValueError as error:
@@ -47,7 +47,7 @@ def read_json(file: Path, content: bytes | None = None) -> Any:
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """The entry of each tensor in the header of a safetensors file, and where the bytes of the tensors begin."""
+    """The header's entry for each tensor of a safetensors file, and the offset at which the tensors' bytes begin."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = 8 + int.from_bytes(stream.read(8), "little")
@@ -76,7 +76,7 @@ def read_numbers(file: Path, beginnings: tuple[str, ...]) -> dict[str, list[floa
 
 
 def read_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights in a directory, from the headers of its files; empty where it has no weights."""
+    """Shapes of the weights in a directory, from the headers of its files; empty if it has no weights."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weight_files(directory):
         shapes |= {name: tuple(entry["shape"]) for name, entry in _header(file)[0].items()}

@@ -1,4 +1,4 @@
-"""Flow policies as directories: openpi's PyTorch layout or LeRobot's, with our additions in files of their own.
+"""Reads and writes directories of flow policies: openpi's PyTorch layout or LeRobot's, with our additions in own files.
 
     config.json            as published, byte for byte: LeRobot refuses fields that it does not know
     rlinf_lite.json        `policy_id`, and this policy's settings
@@ -6,7 +6,7 @@
     rlinf_lite.safetensors value and noise head, adapters
     assets/, tokenizer files, processors and other files that came with the weights
 
-Published loaders silently take random numbers for missing tensors and drop unknown ones. Here an error names every
+Published loaders silently use random numbers for missing tensors and drop unknown ones. Here an error names every
 tensor that is missing, unexpected or of another shape.
 """
 
@@ -41,18 +41,18 @@ _CARRIED = ("*.json", "*.model", "*.txt", "*.jinja", "*.md", "*.yaml", "LICENSE*
 
 @dataclass
 class Origin:
-    """Files and tensors that came with a policy's weights, are no part of the policy, and are saved with it again."""
+    """Files and tensors that were loaded with a policy's weights, are not part of it, and are saved with it again."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     """`config.json`, tokenizer, statistics, processors; by path within the directory."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """Metadata of the file of the weights."""
+    """Metadata of the weights' file."""
     unread: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no forward pass reads."""
     added: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors of our additions that this policy does not have: a noise head that the method of the run does not use."""
+    """Tensors of our additions that this policy lacks: a noise head that the run's method does not use."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
-    """Types of the tensors in the file, by published name; a tied tensor under both names where the file has both."""
+    """Types of the tensors in the file, by published name; a tied tensor under each of its names that the file has."""
 
     @classmethod
     def of(cls, directory: Path) -> Origin:
@@ -63,7 +63,7 @@ class Origin:
 
 
 def published_name(name: str, cfg: FlowConfig) -> str:
-    """The published name of a tensor in a policy's state dict that is no addition."""
+    """The published name of a tensor of a policy's state dict, which must not be one of our additions."""
     name = name.removeprefix("network.").replace(".base_layer.", ".")
     for ours, published in NAMES[cfg.family].items():
         if name.startswith(ours):
@@ -78,18 +78,18 @@ def _is_added(name: str) -> bool:
 
 
 def _tied(cfg: FlowConfig) -> list[tuple[str, str]]:
-    """Both names of the embedding in the weights' file."""
+    """The two names of the embedding in the weights' file; empty if it is not tied."""
     return [(cfg.prefix + one, cfg.prefix + other) for one, other in TIED.items() if cfg.tied_embeddings]
 
 
 def read_state(
     directory: Path, config: Mapping[str, Any], cfg: FlowConfig, own: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Origin]:
-    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it. A head that a
-    published directory does not have is not in it; ours have those that they were saved with.
+    """The state dict stored in `directory`, with the names and shapes of `own`, and the other files and tensors there.
+    Heads that a published directory lacks are not in the state dict.
 
     Raises:
-        CheckpointFormatError: listing missing, foreign and misshapen tensors.
+        CheckpointFormatError: listing tensors that are missing, unexpected or of the wrong shape.
     """
     if (directory / "adapter_model.safetensors").is_file():
         text = "has adapters beside its weights (adapter_model.safetensors). Merge them with peft's merge_and_unload"
@@ -117,7 +117,7 @@ def read_state(
     ours = _read(directory / ADDITIONS)[0] if (directory / ADDITIONS).is_file() else {}
     if "rlinf_lite" in config:
         written = published_files(FlowConfig.from_dict(config["rlinf_lite"]["settings"]))
-        if origin.files.get("config.json") == written["config.json"]:  # written here, and again when it is saved
+        if origin.files.get("config.json") == written["config.json"]:  # we wrote it, and `write` does it again
             origin.files = {name: content for name, content in origin.files.items() if name not in written}
         needed = _HEADS if config["rlinf_lite"]["settings"].get("method") == "flow_noise" else _HEADS[:1]
         lost = [f"{head}.*" for head in needed if not any(name.startswith(f"{head}.") for name in ours)]
@@ -138,8 +138,8 @@ def read_state(
 def _head(
     prefix: str, own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: str, must_fit: bool
 ) -> dict[str, Tensor]:
-    """The tensors of a head, under the names of the policy; empty where the policy or the file has none, or, unless it
-    `must_fit`, where it has other shapes."""
+    """The tensors of a head, under the names of the policy. Empty if the policy or the file lacks the head. For other
+    shapes an error if it `must_fit`, else empty with a warning."""
     wanted = {name: x for name, x in own.items() if name.startswith(prefix)}
     given = {name: x for name, x in found.items() if name.startswith(prefix)}
     if not wanted or not given:
@@ -148,12 +148,12 @@ def _head(
         check_tensors(wanted, given, source)
     if all(name in given and given[name].shape == x.shape for name, x in wanted.items()):
         return {name: given[name] for name in wanted}
-    log.warning("%s: %s* is that of another architecture; ours starts from random weights", source, prefix)
+    log.warning("%s: %s* has another architecture; ours starts from random weights", source, prefix)
     return {}
 
 
 def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, Tensor], origin: Origin) -> None:
-    """Write the policy whose state dict is `state`, in the layout that it came in."""
+    """Write the policy whose state dict is `state`, in the layout in which it was read."""
     directory.mkdir(parents=True, exist_ok=True)
     files = origin.files if "config.json" in origin.files else {**origin.files, **published_files(cfg)}
     for name, content in files.items():
@@ -167,23 +167,23 @@ def write(directory: Path, policy_id: str, cfg: FlowConfig, state: Mapping[str, 
     for name, tied in _tied(cfg):
         # openpi's files have the second name only
         if name in tensors and (tied in origin.dtypes or not origin.dtypes):
-            tensors[tied] = tensors[name].clone()  # a file has no two names of one memory
+            tensors[tied] = tensors[name].clone()  # a file cannot have two names for one memory
             if name not in origin.dtypes:
                 del tensors[name]
-    for name, tensor in tensors.items():  # in the type of the file, unless values do not fit that
+    for name, tensor in tensors.items():  # in the file's type, if that holds the values exactly
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
         tensors[name] = narrow if fits else tensor
     added = {name: tensor for name, tensor in state.items() if _is_added(name)}
-    # RLinf's heads are saved with ours, and those that do not fit stay where they were
+    # our heads are additions, also those that were read from RLinf's; RLinf's that did not fit are in `unread`
     write_tensors(tensors | origin.unread, directory / WEIGHTS, origin.metadata or {"format": "pt"})
     write_tensors(origin.added | added, directory / ADDITIONS, {"format": "pt"})
-    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # of earlier weights
+    for file in (directory / INDEX, *directory.glob("model-*-of-*.safetensors")):  # shards of earlier weights
         file.unlink(missing_ok=True)
 
 
 def _read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a file, with an error that names it."""
+    """Tensors and metadata of a file. Raises CheckpointFormatError, which names the file."""
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}

@@ -1,8 +1,7 @@
-"""What a flow policy reads: pictures resized as where it was trained, prompts as they were written there, states and
-actions in the units of its statistics.
+"""Inputs of a flow policy: pictures, prompts, states and actions, processed as in the policy's original training.
 
-openpi resizes whole grey levels with PIL, LeRobot fractions with torch and without antialiasing; the same picture
-differs by up to 0.3 of its range between the two.
+openpi resizes with PIL to whole grey levels, LeRobot with torch, to fractions and without antialiasing. The results
+differ by up to 0.3 of a picture's range.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from rlinf_lite.envs.observations import ObservationError as ObservationError
 from rlinf_lite.models.flow.config import FlowConfig, Norm, StatisticsError
 
 Numbers = TypeVar("Numbers", np.ndarray, Tensor)
-_KNOWN_PROMPTS = 4096  # that are kept as ids
+_KNOWN_PROMPTS = 4096  # prompts whose ids are kept
 _STATISTICS = {"mean_std": ("mean", "std"), "quantiles": ("q01", "q99"), "min_max": ("min", "max"), "identity": ()}
 
 
 class TokenizerError(ValueError):
-    """There is no tokenizer, or none that can be read."""
+    """The tokenizer is missing, cannot be read, or does not fit the policy."""
 
 
 class PromptTooLongError(ValueError):
@@ -39,7 +38,8 @@ class PromptTooLongError(ValueError):
 
 
 def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
-    """What is kept of pictures uint8 [B, H, W, 3]: resized where that ends in whole grey levels, else as they are.
+    """Pictures uint8 [B, H, W, 3] as they are stored: in openpi's layout resized and padded, which gives whole grey
+    levels; in LeRobot's as they are.
 
     Raises ObservationError for other types and shapes.
     """
@@ -49,7 +49,7 @@ def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
         raise ObservationError(f"images have shape {images.shape}; [rows, height, width, 3], red first, is needed")
     width, height = cfg.resize_to
     if cfg.layout == "lerobot" or images.shape[1:3] == (height, width):
-        return torch.from_numpy(np.array(images, order="C"))  # a copy: messages are read-only, turned ones have strides
+        return torch.from_numpy(np.array(images, order="C"))  # a copy: messages are read-only, flips have odd strides
     new_width, new_height = cfg.fitting(images.shape[2], images.shape[1])
     left, top = (width - new_width) // 2, (height - new_height) // 2
     out = np.zeros((len(images), height, width, 3), np.uint8)
@@ -60,16 +60,17 @@ def stored_images(images: np.ndarray, cfg: FlowConfig) -> Tensor:
 
 
 def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
-    """Float32 [B, 3, H, W] in [-1, 1] of what `stored_images` kept; padding is black, and -3 in LeRobot 0.4."""
+    """Pixel values float32 [B, 3, H, W] in [-1, 1] of pictures from `stored_images`. Padding is -1 (black), but -3 for
+    LeRobot 0.4."""
     pixels = images.permute(0, 3, 1, 2).float() / 255.0
     width, height = cfg.resize_to
     if pixels.shape[2:] != (height, width):
         new_width, new_height = cfg.fitting(pixels.shape[3], pixels.shape[2])
         pixels = F.interpolate(pixels, (new_height, new_width), mode="bilinear", align_corners=False)
-        pixels = pixels if cfg.family == "smolvla" else pixels.clamp(0, 1)  # white is 1 + 1e-7 behind interpolation
+        pixels = pixels if cfg.family == "smolvla" else pixels.clamp(0, 1)  # white is 1 + 1e-7 after interpolation
         across, down = width - new_width, height - new_height
         if cfg.family == "smolvla":
-            pixels = F.pad(pixels, (across, 0, down, 0))  # all of it on the left and the top
+            pixels = F.pad(pixels, (across, 0, down, 0))  # all padding is left and on top
         else:
             sides = (across // 2, across - across // 2, down // 2, down - down // 2)
             pixels = F.pad(pixels, sides, value=-1.0 if cfg.lerobot_preprocessing == "v0.4" else 0.0)
@@ -80,16 +81,16 @@ def pixel_values(images: Tensor, cfg: FlowConfig) -> Tensor:
 
 
 class Normalizer:
-    """Between the units of a robot and those of the network, as the statistics of `state` or `actions` say.
+    """Converts `state` or `actions` between the robot's units and the network's, by statistics.
 
-    openpi computes in float64 and adds 1e-6 to each range on both ways; LeRobot in float32, 1e-8 and on one way only,
-    to ranges other than of standard deviations where they are 0.
+    openpi computes in float64 and adds 1e-6 to each divisor, in both directions. LeRobot computes in float32, adds 1e-8
+    to standard deviations when it normalises, and uses 1e-8 for ranges that are 0.
     """
 
     def __init__(self, cfg: FlowConfig, name: str, num_dims: int) -> None:
-        """Raises StatisticsError where the statistics do not fit."""
+        """Raises StatisticsError if the statistics do not fit."""
         self.kind: Norm = cfg.state_norm if name == "state" else cfg.action_norm
-        self.kind = self.kind if num_dims else "identity"  # of a robot without a state nobody has statistics
+        self.kind = self.kind if num_dims else "identity"  # a robot without a state has no statistics of it
         self.num_dims, self._openpi, self._eps = num_dims, cfg.layout == "openpi", cfg.norm_eps
         found: list[np.ndarray] = []
         entry = cfg.statistics.get(name, {})
@@ -98,10 +99,10 @@ class Normalizer:
                 raise StatisticsError(
                     f"{self.kind} needs {key} of {name}, and the statistics have {', '.join(entry) or 'none'}"
                 )
-            if len(entry[key]) < num_dims:  # longer ones are cut, as where they are published
+            if len(entry[key]) < num_dims:  # longer ones are cut, as in openpi
                 raise StatisticsError(
                     f"the statistics{f' of {cfg.asset_id}' if cfg.asset_id else ''} describe {len(entry[key])} numbers "
-                    f"of {name}, and there are {num_dims}: they are of another robot"
+                    f"of {name}, and there are {num_dims}: they are for another robot"
                 )
             found.append(np.array(entry[key][:num_dims], dtype=np.float64 if self._openpi else np.float32))
         self._statistics = tuple(found)
@@ -118,7 +119,7 @@ class Normalizer:
                 )
 
     def normalize(self, x: Numbers) -> Numbers:
-        """`x` [..., num_dims], in the type of the statistics."""
+        """`x` [..., num_dims] in the network's units, in the type of the statistics."""
         if self.kind == "identity":
             return x
         given, one, other = self._alike(x)
@@ -131,7 +132,7 @@ class Normalizer:
         return cast(Numbers, found)
 
     def unnormalize(self, x: Numbers) -> Numbers:
-        """The inverse, of [..., num_dims]."""
+        """`x` [..., num_dims] in the robot's units: the inverse of `normalize`."""
         if self.kind == "identity":
             return x
         given, one, other = self._alike(x)
@@ -144,13 +145,13 @@ class Normalizer:
         return self.kind != "identity" and self.num_dims > 0
 
     def usual_range(self) -> tuple[list[float], list[float]]:
-        """Low and high by dimension: of standard deviations two on either side."""
+        """Low and high by dimension; by mean and standard deviation: two standard deviations to both sides."""
         one, other = (np.asarray(x, np.float64) for x in self._statistics)
         low, high = (one - 2 * other, one + 2 * other) if self.kind == "mean_std" else (one, other)
         return low.tolist(), high.tolist()
 
     def _alike(self, x: Any) -> tuple[Any, Any, Any]:
-        """`x` in the type of the statistics, which are arrays or tensors as it is."""
+        """`x` in the type of the statistics, and these as arrays or tensors, as `x` is."""
         one, other = self._statistics
         if isinstance(x, Tensor):
             first, second = torch.from_numpy(one).to(x.device), torch.from_numpy(other).to(x.device)
@@ -161,17 +162,17 @@ class Normalizer:
         found = high - low
         if self._openpi:
             return found + self._eps
-        found[found == 0] = self._eps  # in float32: a bin of the prompt is as wide as the rounding of another type
+        found[found == 0] = self._eps  # in float32, whose rounding can decide in which bin of the prompt a state is
         return found
 
 
 def padded(x: Tensor, num_dims: int) -> Tensor:
-    """Zeros behind `x` [..., n], float32 [..., num_dims]."""
+    """`x` [..., n] followed by zeros, float32 [..., num_dims]."""
     return F.pad(x.float(), (0, num_dims - x.shape[-1]))
 
 
 def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.ndarray:
-    """Of an observation, [B, state_dim]; zeros where the policy knows none. Raises ObservationError."""
+    """The states [B, state_dim] of an observation; no columns for a policy without a state. Raises ObservationError."""
     if cfg.state_dim == 0:
         return np.zeros((num_rows, 0), np.float32)
     if "state" not in obs:
@@ -181,7 +182,7 @@ def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.nda
         raise ObservationError(f"states have shape {state.shape}; [{num_rows}, {cfg.state_dim}] is needed")
     if state.shape[1] != cfg.state_dim:
         raise ObservationError(
-            f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[1]}: it is of "
+            f"the policy reads {cfg.state_dim} state numbers, and the observation has {state.shape[1]}: it is from "
             "another robot"
         )
     if not np.isfinite(state).all():
@@ -191,7 +192,7 @@ def read_state(obs: Mapping[str, Any], cfg: FlowConfig, num_rows: int) -> np.nda
 
 
 def read_instructions(obs: Mapping[str, Any]) -> Sequence[str]:
-    """Of an observation, a text per row. Raises ObservationError."""
+    """The instructions of an observation, a text per row. Raises ObservationError."""
     found: Sequence[Any] | None = obs.get("instruction")
     if found is None:
         raise ObservationError("the policy reads an instruction, and the observation has none")
@@ -205,10 +206,10 @@ def read_instructions(obs: Mapping[str, Any]) -> Sequence[str]:
 
 
 def prompt_text(instruction: str, state: np.ndarray, cfg: FlowConfig) -> tuple[str, str]:
-    """What is tokenised behind the first token of a prompt, and what is tokenised by itself after that.
+    """The text of a prompt, and a second text that is tokenised separately and appended.
 
-    `state` [state_dim], normalised and not padded, is read where `state_in_prompt`: 256 bins on [-1, 1], whose numbers
-    are -1 below and 255 above. LeRobot 0.4 writes padding too.
+    `state` [state_dim], normalised and not padded, is part of the text if `state_in_prompt`: as numbers of 256 bins on
+    [-1, 1]; -1 is below, and 255 is also above. LeRobot 0.4 writes the padding of the state too.
     """
     if cfg.layout == "lerobot" and not cfg.state_in_prompt:  # pi0's and SmolVLA's
         return instruction if instruction.endswith("\n") else f"{instruction}\n", ""
@@ -235,11 +236,11 @@ class PromptEncoder:
 
     @classmethod
     def from_directory(cls, directory: Path, cfg: FlowConfig) -> PromptEncoder:
-        """With the `tokenizer.json` of a policy's directory or of its `tokenizer/`, or the SentencePiece
-        `tokenizer.model` there, which openpi reads: to it names of special tokens in a text, <eos>, are words.
+        """An encoder with the tokenizer of a policy's directory (see `find_tokenizer`): a tokenizer.json, or a
+        SentencePiece model. In openpi's layout, special tokens written in a text (<eos>) are plain words.
 
         Raises:
-            TokenizerError: where there is none, or one that cannot be read.
+            TokenizerError: if the tokenizer is missing or cannot be read.
         """
         file = find_tokenizer(directory, cfg)
         if file is None:
@@ -252,7 +253,7 @@ class PromptEncoder:
         return cls(tokenizer, cfg, _padding_id(tokenizer, file.parent))
 
     def ids(self, text: str, last: str) -> list[int]:
-        """Of the two texts that `prompt_text` gives, without padding."""
+        """Ids of the two texts from `prompt_text`, without padding."""
         tokens: list[int] = self._tokenizer.encode(text).ids
         return tokens + (self._tokenizer.encode(last, add_special_tokens=False).ids if last else [])
 
@@ -260,7 +261,7 @@ class PromptEncoder:
         """Ids int64 [B, L] and mask bool [B, L], on the CPU; L is `max_prompt_length`. `states` as in `prompt_text`.
 
         Raises:
-            PromptTooLongError: where a prompt has more than L tokens.
+            PromptTooLongError: if a prompt has more than L tokens.
         """
         texts = [prompt_text(one, state, self._cfg) for one, state in zip(instructions, states, strict=True)]
         if len(self._known) > _KNOWN_PROMPTS:
@@ -274,7 +275,7 @@ class PromptEncoder:
         if len(ids) > length and self._cfg.long_prompts == "error":
             raise PromptTooLongError(
                 f"the prompt {text!r} has {len(ids)} tokens, and model.options.max_prompt_length is {length}. Raise it "
-                f"to {len(ids)} or more, or set model.options.long_prompts to cut, and the end is lost"
+                f"to {len(ids)} or more, or set model.options.long_prompts to cut, which drops the end"
             )
         ids = ids[:length]
         padding = length - len(ids)
@@ -283,7 +284,8 @@ class PromptEncoder:
 
 
 def find_tokenizer(directory: Path, cfg: FlowConfig) -> Path | None:
-    """The file that `PromptEncoder.from_directory` reads; None: there is none."""
+    """The tokenizer's file, in the directory or in its `tokenizer/` or `vlm/`: openpi's layout prefers a SentencePiece
+    model, LeRobot's a tokenizer.json. None: there is none."""
     names, openpi = ("tokenizer.json", "tokenizer.model", "paligemma_tokenizer.model"), cfg.layout == "openpi"
     folders = (directory, directory / "tokenizer", directory / "vlm")
     files = (folder / name for name in ((*names[1:], names[0]) if openpi else names) for folder in folders)
@@ -293,12 +295,12 @@ def find_tokenizer(directory: Path, cfg: FlowConfig) -> Path | None:
 def _from_json(file: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the class that tokenizers raises
+    except Exception as error:  # tokenizers raises no class of its own
         raise TokenizerError(f"{file} cannot be read: {error}. Download it again") from error
 
 
 def _padding_id(tokenizer: Tokenizer, folder: Path) -> int:
-    """What `tokenizer_config.json` calls the padding token; 0."""
+    """Id of the padding token that `tokenizer_config.json` names; 0 if there is none."""
     file = folder / "tokenizer_config.json"
     name = json.loads(file.read_text()).get("pad_token") if file.is_file() else None
     found = tokenizer.token_to_id(name["content"] if isinstance(name, dict) else name) if name else None
@@ -313,16 +315,15 @@ def _how_to_get(cfg: FlowConfig) -> str:
             "--local-dir DIR"
         )
     return (
-        "Put PaliGemma's tokenizer.model or tokenizer.json into it. It is behind a licence: accept it at "
-        "https://huggingface.co/google/paligemma-3b-pt-224, then: hf auth login; hf download "
+        "Put PaliGemma's tokenizer.model or tokenizer.json into it. It needs a licence, which you accept at "
+        "https://huggingface.co/google/paligemma-3b-pt-224; then: hf auth login; hf download "
         "google/paligemma-3b-pt-224 tokenizer.json --local-dir DIR. Without an account: "
         "https://storage.googleapis.com/big_vision/paligemma_tokenizer.model is the same, saved as DIR/tokenizer.model"
     )
 
 
 def from_sentencepiece(file: Path) -> Tokenizer:
-    """The tokenizer of a SentencePiece model of PaliGemma's kind: BPE, bytes for what it does not know, no dummy space,
-    all spaces kept.
+    """Convert a SentencePiece model of PaliGemma's kind: BPE, bytes for unknown text, no added space, all spaces kept.
 
     Raises TokenizerError for other kinds.
     """
@@ -339,12 +340,12 @@ def from_sentencepiece(file: Path) -> Tokenizer:
     changes = normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces or normalizer.precompiled_charsmap
     if trainer.model_type != trainer.BPE or changes:
         raise TokenizerError(
-            f"{file} is no SentencePiece model of PaliGemma's kind. Put its tokenizer.json in the place of it"
+            f"{file} is no SentencePiece model of PaliGemma's kind. Replace it by PaliGemma's tokenizer.json"
         )
     vocab = {piece.piece: number for number, piece in enumerate(model.pieces)}
     scores = {piece.piece: piece.score for piece in model.pieces}
     normal = messages.ModelProto.SentencePiece.NORMAL
-    # a merge is every way to put a piece together; the better its score, the earlier
+    # each way to join two pieces into a third is a merge; a better score of the third comes earlier
     merges = [
         (-piece.score, cut, (piece.piece[:cut], piece.piece[cut:]))
         for piece in model.pieces
@@ -359,7 +360,7 @@ def from_sentencepiece(file: Path) -> Tokenizer:
     )
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     control, user = messages.ModelProto.SentencePiece.CONTROL, messages.ModelProto.SentencePiece.USER_DEFINED
-    # control pieces stand for themselves and are never found in a text, so they are not added
+    # control pieces are never found in a text, so they are not added
     tokenizer.add_tokens([AddedToken(piece.piece, normalized=True) for piece in model.pieces if piece.type == user])
     first = model.pieces[trainer.bos_id]
     if first.type == control:

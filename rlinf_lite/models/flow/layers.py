@@ -1,7 +1,8 @@
-"""Transformers that two read from: a language model over the prefix, and an expert that looks at its keys and values.
+"""The two transformers of a flow policy: a language model over the prefix, and an expert that attends to the keys and
+values of its layers.
 
-The layers are transformers' Gemma and Llama; what is done with them is here, because neither hands out its keys and
-values by layer, nor takes those of another model, nor norms that a condition scales.
+The layers are Gemma's and Llama's of transformers. Their forward passes are written here, because transformers' models
+neither return keys and values by layer, nor accept those of another model, nor have norms scaled by a condition.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from rlinf_lite.models.flow.config import FlowConfig, Transformer
 
 Rotation = tuple[Tensor, Tensor]
 Memory = tuple[Tensor, Tensor]
-"""Keys, rotated, and values of a layer, [B, kv heads, P, head_dim]."""
-_ROPE_BASE = 10_000.0  # SmolVLA's too, although its language model's config says 100,000
+"""Rotated keys, and values, of a layer: [B, kv heads, P, head_dim] each."""
+_ROPE_BASE = 10_000.0  # also for SmolVLA, although its language model's config says 100,000
 
 
 class ExactLinear(nn.Linear):
-    """Computes in float32, whatever the run's precision: what is near actions and likelihoods needs it."""
+    """A linear layer that computes in float32 at every `actor.precision`, as actions and likelihoods need."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, enabled=False):
@@ -38,14 +39,14 @@ def rotation(positions: Tensor, head_dim: int) -> Rotation:
 
 
 def _rotated(x: Tensor, by: Rotation) -> Tensor:
-    """`x` [B, heads, L, head_dim], whose halves are the two axes of each plane."""
+    """`x` [B, heads, L, head_dim] rotated; element i of its first half and of its second half span one plane."""
     cos, sin = (part[:, None].to(x.dtype) for part in by)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 class AdaptiveNorm(nn.Module):
-    """RMS norm without weights of its own: a condition gives scale and shift, and the gate of what follows."""
+    """RMS norm whose scale and shift come from a condition, which also gives the gate of the layer after the norm."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -53,13 +54,13 @@ class AdaptiveNorm(nn.Module):
         self.dense = ExactLinear(width, 3 * width)
 
     def init_weights(self) -> None:
-        """Neither scale nor shift, and open gates: with the published zeros nothing but the gates would learn first."""
+        """No scale, no shift, open gates. With the published zeros, only the gates would learn at first."""
         nn.init.zeros_(self.dense.weight)
         nn.init.zeros_(self.dense.bias)
         nn.init.ones_(self.dense.bias[2 * self.width :])
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """Of `x` [B, L, width] under `condition` [B, width]: the norm and the gate [B, 1, width]."""
+        """`x` [B, L, width] normalised under `condition` [B, width], and the gate [B, 1, width]."""
         normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
         scale, shift, gate = self.dense(condition)[:, None].chunk(3, dim=-1)
         return (normed * (1 + scale) + shift).to(x.dtype), gate.to(x.dtype)
@@ -73,10 +74,10 @@ def _norm(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor,
 
 
 class Block(nn.Module):
-    """One layer of transformers' with the parameters' names that it has there."""
+    """One layer of a transformers model, with the same parameter names."""
 
     def __init__(self, layer: Any, crosses: bool = False) -> None:
-        """`crosses`: it looks at the memory alone, through its own key and value projections."""
+        """`crosses`: the layer attends only to the memory, through its own key and value projections."""
         super().__init__()
         self.self_attn, self.mlp, self.crosses = layer.self_attn, layer.mlp, crosses
         self.input_layernorm, self.post_attention_layernorm = layer.input_layernorm, layer.post_attention_layernorm
@@ -85,9 +86,10 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, by: Rotation, mask: Tensor, memory: Memory | None = None, condition: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`x` [B, L, width] after the layer, and its keys and values for others.
+        """`x` [B, L, width] after the layer, and the layer's own keys and values.
 
-        `mask`: what each of the L may look at, bool [B, 1, 1 or L, P + L], or P alone where it crosses.
+        `memory`: keys and values of P earlier positions. `mask`: bool [B, 1, 1 or L, P + L], the positions that each of
+        the L may attend to; P columns if the layer crosses.
         """
         normed, gate = _norm(self.input_layernorm, x, condition)
         attended, keys, values = self._attend(normed, by, mask, memory)
@@ -106,9 +108,9 @@ class Block(nn.Module):
             seen = keys, values
         else:
             keys, values = _rotated(self._heads(attention.k_proj(x)), by), self._heads(attention.v_proj(x))
-            # never appended to: the same prefix serves every step, and training as well as acting
+            # the memory is not changed: every step reads the same prefix
             seen = (keys, values) if memory is None else joined(memory, (keys, values))
-        # by `enable_gqa` a card would take the kernel that keeps all scores, as no other has both that and a mask
+        # with `enable_gqa` and a mask, a GPU would use the kernel that keeps all scores in memory
         keys_of_all, values_of_all = (_repeated(part, queries.shape[1]) for part in seen)
         out = F.scaled_dot_product_attention(queries, keys_of_all, values_of_all, attn_mask=mask)
         return attention.o_proj(out.transpose(1, 2).flatten(2)), keys, values
@@ -118,17 +120,17 @@ class Block(nn.Module):
 
 
 def _repeated(part: Tensor, heads: int) -> Tensor:
-    """Keys or values [B, kv heads, P, head_dim], as many as `heads` of them: each serves several queries."""
+    """Keys or values [B, kv heads, P, head_dim] repeated to `heads` heads, as each serves several queries."""
     return part.unsqueeze(2).expand(-1, -1, heads // part.shape[1], -1, -1).flatten(1, 2)
 
 
 def joined(before: Memory, own: Memory) -> Memory:
-    """Both, along P."""
+    """Keys and values of both, concatenated along P."""
     return torch.cat([before[0], own[0]], dim=2), torch.cat([before[1], own[1]], dim=2)
 
 
 class Stack(nn.Module):
-    """The blocks of a transformer, and its final norm."""
+    """The blocks of a transformer, and its final norm. Blocks numbered in `crossing` attend only to the memory."""
 
     def __init__(self, model: Any, crossing: Iterable[int] = (), embeds: bool = True) -> None:
         super().__init__()
@@ -149,7 +151,8 @@ class Stack(nn.Module):
     ) -> tuple[Tensor, list[Memory]]:
         """States [B, L, width] after the norm, and every layer's keys and values.
 
-        `mask` is what the last of the P + L may look at, bool [B, 1, 1 or L, P + L].
+        `memory`: by layer, keys and values of P earlier positions. `mask`: bool [B, 1, 1 or L, P + L], the positions
+        that each of the last L may attend to.
         """
         by, found = rotation(positions, self.head_dim), []
         restarted = rotation(positions - positions[:, :1], self.head_dim)
@@ -165,7 +168,7 @@ class Stack(nn.Module):
 
 
 def gemma(size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, adaptive: bool = False) -> Stack:
-    """A Gemma; without `vocab_size` one that has no embedding. `adaptive`: with norms under a condition."""
+    """A Gemma with random weights; without `vocab_size` it has no embedding. `adaptive`: with `AdaptiveNorm`s."""
     model: Any = GemmaModel(GemmaConfig(**_sizes(size, cfg, vocab_size)))
     if adaptive:
         for layer in model.layers:
@@ -178,10 +181,11 @@ def gemma(size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, ada
 def llama(
     size: Transformer, cfg: FlowConfig, vocab_size: int | None = None, memory: Transformer | None = None
 ) -> Stack:
-    """A Llama, as `gemma`; with `memory`, that of a language model whose keys and values some layers read alone."""
+    """A Llama with random weights; without `vocab_size` it has no embedding. `memory`: the language model to whose keys
+    and values alone some layers attend (`cfg.cross_every`)."""
     sizes = _sizes(size, cfg, vocab_size)
     config = LlamaConfig(**{**sizes, "hidden_size": size.num_heads * size.head_dim})
-    config.hidden_size = size.width  # which it would refuse where that is no multiple of the number of heads
+    config.hidden_size = size.width  # set afterwards: the class refuses a width that is no multiple of num_heads
     model: Any = LlamaModel(config)
     layers = range(size.depth) if memory is not None and cfg.cross_every != 1 else ()
     crossing = [number for number in layers if cfg.cross_every == 0 or number % cfg.cross_every]

@@ -1,5 +1,5 @@
-"""The settings that LeRobot writes with the weights: config.json, and the processors before and after the policy. For
-SmolVLA, the sizes in the config.json of the vision-language model."""
+"""Reads the settings that LeRobot writes with the weights: config.json, and the processors before and after the policy;
+for SmolVLA also the sizes in the config.json of the vision-language model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LEROBOT_ONLY = {
     "adapt_to_pi_aloha": False,
     "use_delta_joint_actions_aloha": False,
 }
-"""Settings of LeRobot of which one value is supported: this one."""
+"""Settings of LeRobot for which only this value is supported."""
 _SMOLVLM = ("HuggingFaceTB/SmolVLM2-500M-Video-Instruct", "HuggingFaceTB/SmolVLM2-500M-Instruct")
 _SMOLVLM_CONFIG: dict[str, Any] = {  # a part of their config.json
     "scale_factor": 4,
@@ -38,7 +38,7 @@ _STEPS = (
     "pi0_new_line_processor", "pi05_prepare_state_tokenizer_processor_step", "tokenizer_processor", "device_processor",
     "normalizer_processor", "unnormalizer_processor",
 )  # fmt: skip
-"""Steps of LeRobot's processors whose work is done here. That of others is not."""
+"""The supported steps of LeRobot's processors."""
 _NORMS: dict[str, Norm] = {
     "MEAN_STD": "mean_std",
     "QUANTILES": "quantiles",
@@ -48,12 +48,12 @@ _NORMS: dict[str, Norm] = {
 
 
 def read_lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) -> dict[str, Any]:
-    """Fields of a FlowConfig by config.json and the processors. Raises UnsupportedFlowError and StatisticsError."""
+    """Fields of a FlowConfig, from config.json and the processors. Raises UnsupportedFlowError and StatisticsError."""
     for key, usual in _LEROBOT_ONLY.items():
         if config.get(key) not in (None, usual):
             raise UnsupportedFlowError(f"{directory}: {key} is {config[key]!r}; only {usual!r} is supported")
     normalizer, statistics = _statistics(directory)
-    # what was computed with wins over what was configured; kinds that are not named are left as they are
+    # the normaliser's own map, which was used, wins over config.json; kinds that it lacks are not normalised
     kinds = normalizer.get("norm_map") or config["normalization_mapping"]
     norms = {name: _NORMS.get(kinds.get(name, "IDENTITY")) for name in ("STATE", "ACTION")}
     if None in norms.values():
@@ -94,14 +94,14 @@ def read_lerobot(directory: Path, config: Mapping[str, Any], cfg: FlowConfig) ->
         "min_period": config.get("min_period", cfg.min_period),
         "max_period": config.get("max_period", cfg.max_period),
         "lerobot_preprocessing": _trained_by(directory, config) if cfg.knows_lerobots_rules else None,
-        # of pi0.5 no tensor is as wide
+        # no tensor of pi0.5 has this width
         "max_state_dim": config.get("max_state_dim", 32) if cfg.family == "pi05" else cfg.max_state_dim,
     }
 
 
 def _trained_by(directory: Path, config: Mapping[str, Any]) -> LeRobotRules | None:
-    """The rules of the release of LeRobot that trained: relative actions are in what 0.5.1 and later write, and
-    `cudnn_deterministic` is in the train_config.json of 0.5.0 and later. None: no file says."""
+    """The release of LeRobot that trained the policy: files of 0.5.1 and later mention relative actions, and the
+    train_config.json of 0.5.0 and later has `cudnn_deterministic`. None: not known."""
     file = directory / "train_config.json"
     training = read_json(file) if file.is_file() else None
     steps = [step.get("registry_name") for step in read_json(directory / "policy_preprocessor.json")["steps"]]
@@ -111,7 +111,7 @@ def _trained_by(directory: Path, config: Mapping[str, Any]) -> LeRobotRules | No
 
 
 def picture_sizes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Height and width of the cameras' pictures, as LeRobot's config.json says them; [] of other layouts."""
+    """Heights and widths of the cameras' pictures in LeRobot's config.json; empty for other layouts."""
     shapes = [one["shape"] for one in config.get("input_features", {}).values() if one["type"] == "VISUAL"]
     return [(height, width) for _, height, width in shapes]
 
@@ -119,11 +119,11 @@ def picture_sizes(config: Mapping[str, Any]) -> list[tuple[int, int]]:
 def _statistics(
     directory: Path, processor: str = "policy_preprocessor.json"
 ) -> tuple[dict[str, Any], dict[str, dict[str, list[float]]]]:
-    """The settings of the normaliser, one of a processor's steps, and the numbers in its file.
+    """The settings of a processor's normaliser, and the statistics in its file.
 
     Raises:
-        StatisticsError: where there are none.
-        UnsupportedFlowError: where the processor makes actions relative to the state, or has an unknown step.
+        StatisticsError: if there are no statistics.
+        UnsupportedFlowError: if the processor makes actions relative to the state, or has an unknown step.
     """
     file = directory / processor
     steps = read_json(file)["steps"] if file.is_file() else []
@@ -145,14 +145,14 @@ def _statistics(
     features = {"observation.state": "state", "action": "actions"}
     for name, numbers in read_numbers(directory / named[0]["state_file"], tuple(features)).items():
         feature, _, statistic = name.rpartition(".")
-        if feature in features:  # observation.state.velocity is another one
+        if feature in features:  # others exist, such as observation.state.velocity
             found[features[feature]][statistic] = numbers
     return named[0].get("config", {}), found
 
 
 def read_vlm(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a FlowConfig, `heads` and `depths` by the config.json of the vision-language model; the published ones
-    are known without it."""
+    """Fields of a FlowConfig, with `heads` and `depths`, from the config.json of the vision-language model; for the
+    published models that file is not needed."""
     named, published = config["vlm_model_name"], PUBLISHED["smolvla"]
     if not config["resize_imgs_with_padding"]:
         raise UnsupportedFlowError(f"{directory}: resize_imgs_with_padding is null; a width and height are needed")
@@ -165,7 +165,7 @@ def read_vlm(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     vlm: Mapping[str, Any] = read_json(file) if file.is_file() else _SMOLVLM_CONFIG
     vision, text = vlm["vision_config"], vlm["text_config"]
     crosses = config.get("attention_mode", "cross_attn") == "cross_attn"
-    # of the language model's layers the first num_vlm_layers are kept, above 0; the expert has as many where not said
+    # the language model keeps its first num_vlm_layers layers (all for 0); the expert has as many unless stated
     kept, whole, own = config.get("num_vlm_layers"), text.get("num_hidden_layers"), config.get("num_expert_layers") or 0
     depth = None if kept is None else min(kept, whole or kept) if kept > 0 else whole
     return {

@@ -1,8 +1,9 @@
-"""The networks: a prefix of pictures, words and (SmolVLA) the state, and the velocity of noisy actions behind it.
+"""The networks of flow policies: a prefix of pictures, words and (SmolVLA) the state, followed by noisy actions, whose
+velocity is computed.
 
-Time runs from 1, noise, to 0, actions: x_t = t e + (1 - t) a, and the velocity is e - a. A prefix is computed once per
-observation and never changed, for acting and training alike. Positions count what is valid, so that padding and cameras
-that are not there take none and change nothing.
+Time runs from 1 (noise e) to 0 (actions a): x_t = t e + (1 - t) a, and the velocity is e - a. A prefix is computed once
+per observation and never changed. Only valid tokens count as positions, so that padding and missing cameras change
+nothing.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector
 
 from rlinf_lite.models.flow.config import FlowConfig
 from rlinf_lite.models.flow.layers import AdaptiveNorm, ExactLinear, Memory, Stack, gemma, joined, llama
+from rlinf_lite.models.pictures import sincos_positions
 
 
 @dataclass
 class Prefix:
-    """What velocities and values need to know of an observation; P positions, of which some are padding."""
+    """The features of an observation from which velocities and values are computed; P positions, some are padding."""
 
     mask: Tensor  # bool [B, P]
     memory: list[Memory]  # by layer
     mean: Tensor  # float32 [B, width], of the valid states
     states: Tensor | None = None  # [B, P, width], after the final norm
-    embedded: Tensor | None = None  # [B, P, width], what the language model read
+    embedded: Tensor | None = None  # [B, P, width], the language model's inputs
 
     @classmethod
     def of(cls, embedded: Tensor, mask: Tensor, states: Tensor, memory: list[Memory]) -> Self:
@@ -51,7 +53,7 @@ class Prefix:
         )
 
     def kept(self) -> dict[str, Tensor]:
-        """As tensors, batch first; `from_kept` reads them."""
+        """The prefix as tensors, batch first, for `from_kept`."""
         keys, values = (torch.stack(parts, dim=1) for parts in zip(*self.memory, strict=True))
         return {"prefix_mask": self.mask, "prefix_mean": self.mean, "prefix_keys": keys, "prefix_values": values}
 
@@ -62,9 +64,10 @@ class Prefix:
 
 
 class FlowNetwork(nn.Module):
-    """What the families share. A subclass has `vision`, `language` and `expert`, and says how they are put together."""
+    """Base of the families' networks. A subclass makes the modules below, and combines them."""
 
     vision: nn.Module
+    connector: nn.Module
     language: Stack
     expert: Stack
 
@@ -78,37 +81,34 @@ class FlowNetwork(nn.Module):
         )
 
     def prefix(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor, state: Tensor) -> Prefix:
-        """Of images float [B, N, 3, H, W] in [-1, 1], tokens [B, L] and padded states [B, max_state_dim]; masks are
-        bool [B, N] and [B, L]."""
+        """The prefix of images float [B, N, 3, H, W] in [-1, 1], tokens [B, L] and padded states [B, max_state_dim];
+        masks are bool [B, N] and [B, L]."""
         return self.with_state(self.read(images, image_mask, tokens, token_mask), state)
 
     def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
-        """The part of `prefix` that the vision-language model alone makes: fixed while its weights are."""
+        """The part of `prefix` that depends only on the vision-language model's weights."""
         raise NotImplementedError
 
     def with_state(self, prefix: Prefix, state: Tensor) -> Prefix:
-        """The rest: nothing, where the state is none of the prefix's tokens."""
+        """The prefix with the state's token appended, in families whose prefix has one."""
         return prefix
 
     def velocity(self, prefix: Prefix, state: Tensor, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """At noisy actions `x` [B, H, max_action_dim] and times `t` [B]: the velocity, and the expert's last states
+        """The velocity at noisy actions `x` [B, H, max_action_dim] and times `t` [B], and the expert's last states
         [B, H, width]; both float32."""
         raise NotImplementedError
 
-    def _pictures(self, images: Tensor) -> Tensor:
-        """Tokens of one picture each, [N, P, width of the language model]."""
-        raise NotImplementedError
-
     def _seen(self, images: Tensor, image_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of all pictures in order, and their mask."""
-        found = self._pictures(images.flatten(0, 1))
+        """Tokens of all cameras' pictures in order, and their mask."""
+        found: Tensor = self.connector(self.vision(images.flatten(0, 1)).last_hidden_state)
         found = found.unflatten(0, images.shape[:2])  # [B, N, P, width]
         return found.flatten(1, 2), image_mask.repeat_interleave(found.shape[2], dim=1)
 
     def _act(
         self, prefix: Prefix, suffix: Tensor, blocks: Tensor, condition: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run the expert over `suffix` [B, L, width], whose last H are actions. `blocks` bool [L, L]: who sees whom."""
+        """Velocity and states from the expert over `suffix` [B, L, width], whose last H tokens are actions. `blocks`
+        bool [L, L]: which tokens of the suffix (columns) each of them (rows) attends to."""
         batch, length = suffix.shape[:2]
         seen = prefix.mask[:, None].expand(-1, length, -1)
         mask = torch.cat([seen, blocks.expand(batch, -1, -1)], dim=2)[:, None]
@@ -118,7 +118,7 @@ class FlowNetwork(nn.Module):
         return self.action_out_proj(states), states
 
     def _mixed(self, x: Tensor, t: Tensor) -> Tensor:
-        """Action tokens that know the time, where the norms do not (pi0, SmolVLA)."""
+        """Action tokens mixed with the time, for families whose norms do not read it (pi0, SmolVLA)."""
         actions = self.action_in_proj(x)
         time = self._time(t)[:, None].expand_as(actions)
         mixed = F.silu(self.action_time_mlp_in(torch.cat([actions, time], dim=-1)))
@@ -126,7 +126,7 @@ class FlowNetwork(nn.Module):
         return out
 
     def _time(self, t: Tensor) -> Tensor:
-        """Sines, then cosines of `t` [B] at geometric periods, float32 [B, width of the expert]."""
+        """`time_embedding` as float32 [B, width of the expert]."""
         return time_embedding(t, self.cfg.expert.width, self.cfg.min_period, self.cfg.max_period).float()
 
     def _add_mixing(self) -> None:
@@ -135,7 +135,7 @@ class FlowNetwork(nn.Module):
 
 
 def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) -> Tensor:
-    """float64 [B, width] of times [B]."""
+    """Sines, then cosines of times `t` [B] at geometric periods, float64 [B, width]."""
     fractions = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=t.device)
     periods = min_period * (max_period / min_period) ** fractions
     angles = 2 * math.pi * t.double()[:, None] / periods
@@ -143,7 +143,7 @@ def time_embedding(t: Tensor, width: int, min_period: float, max_period: float) 
 
 
 class PiNetwork(FlowNetwork):
-    """pi0 and pi0.5: SigLIP and Gemma see the prefix, every part of it all others; a small Gemma acts."""
+    """pi0 and pi0.5: SigLIP and Gemma compute the prefix, whose tokens all see each other; the expert is a Gemma."""
 
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
@@ -161,7 +161,7 @@ class PiNetwork(FlowNetwork):
 
     def read(self, images: Tensor, image_mask: Tensor, tokens: Tensor, token_mask: Tensor) -> Prefix:
         seen, seen_mask = self._seen(images, image_mask)
-        words = self.language.embed_tokens(tokens)  # times sqrt(width): Gemma's embedding does that
+        words = self.language.embed_tokens(tokens)  # Gemma's embedding multiplies by sqrt(width) itself
         x, mask = torch.cat([seen, words.to(seen.dtype)], dim=1), torch.cat([seen_mask, token_mask], dim=1)
         states, memory = self.language(x, mask.cumsum(1) - 1, mask[:, None, None])
         return Prefix.of(x, mask, states, memory)
@@ -175,13 +175,10 @@ class PiNetwork(FlowNetwork):
         blocks[0, 1:] = False  # the state sees no action
         return self._act(prefix, suffix, blocks)
 
-    def _pictures(self, images: Tensor) -> Tensor:
-        found: Tensor = self.connector(self.vision(images).last_hidden_state)
-        return found
-
 
 class SmolVLANetwork(FlowNetwork):
-    """SmolVLA: the state ends the prefix, actions see earlier ones only, and every other layer the prefix only."""
+    """SmolVLA: the state is the last token of the prefix; actions see only earlier ones, and see none in some layers
+    (`cross_every`)."""
 
     def __init__(self, cfg: FlowConfig) -> None:
         super().__init__(cfg)
@@ -204,7 +201,7 @@ class SmolVLANetwork(FlowNetwork):
         return Prefix.of(x, mask, states, memory)
 
     def with_state(self, prefix: Prefix, state: Tensor) -> Prefix:
-        """One token more, which sees all others, and none of them it: they are as they were."""
+        """The prefix with one more token, which sees all others; these do not see it, so they do not change."""
         own = self.state_proj(state)[:, None].to(prefix.memory[0][1].dtype)
         mask = F.pad(prefix.mask, (0, 1), value=True)
         states, memory = self.language(own, prefix.mask.sum(1, keepdim=True), mask[:, None, None], prefix.memory)
@@ -214,31 +211,23 @@ class SmolVLANetwork(FlowNetwork):
         causal = _all(x.shape[1], x).tril()
         return self._act(prefix, self._mixed(x, t), causal)
 
-    def _pictures(self, images: Tensor) -> Tensor:
-        found: Tensor = self.connector(self.vision(images).last_hidden_state)
-        return found
-
 
 def build_network(cfg: FlowConfig) -> FlowNetwork:
     return SmolVLANetwork(cfg) if cfg.family == "smolvla" else PiNetwork(cfg)
 
 
 def init_weights(network: FlowNetwork) -> None:
-    """What transformers does not, of random weights: the parts of our own, and positions that are places."""
+    """Initialise what transformers does not: our own modules, and image positions as 2D sines and cosines."""
     for module in network.modules():
         if isinstance(module, AdaptiveNorm):
             module.init_weights()
     positions = cast(Any, network.vision).embeddings.position_embedding.weight
     side, width = network.cfg.vision.image_size // network.cfg.vision.patch_size, network.cfg.vision.width
-    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
-    angles = torch.arange(side)[:, None] * frequencies
-    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
-    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
-    positions.data[:, : 4 * (width // 4)] = torch.cat([rows, columns], dim=2).reshape(side * side, -1)
+    positions.data[:, : 4 * (width // 4)] = sincos_positions(side, width)
 
 
 def _all(length: int, like: Tensor) -> Tensor:
-    """Everybody sees everybody, bool [L, L]."""
+    """A mask bool [L, L] with which all tokens see each other."""
     return torch.ones(length, length, dtype=torch.bool, device=like.device)
 
 

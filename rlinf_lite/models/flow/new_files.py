@@ -1,8 +1,8 @@
-"""The files, other than weights, of a policy that started from random weights, as openpi and LeRobot write them.
+"""Writes the files, other than weights, of a policy that started from random weights, as openpi and LeRobot do.
 
-openpi and LeRobot read policies of published sizes. Tiny ones they do not know: in openpi's layout, a field `tiny` of
+openpi and LeRobot can load such policies of published sizes, but not tiny ones: in openpi's layout, the field `tiny` of
 config.json has the sizes; in LeRobot's, `vlm/config.json` has them, but LeRobot would build an expert with an MLP of
-another width. PaliGemma's tokenizer is a tokenizer.json, without the SentencePiece model that openpi's own class opens.
+another width. The tokenizer is a tokenizer.json, without the SentencePiece model that openpi's own class opens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safetensors.torch import save
 from rlinf_lite.models.flow.config import FlowConfig, Norm
 
 _ASSET = "robot"
-_MOMENTS = ("mean", "std", "q01", "q99")  # that openpi knows
+_MOMENTS = ("mean", "std", "q01", "q99")  # the statistics that openpi knows
 _NORMS: dict[Norm, str] = {
     "mean_std": "MEAN_STD",
     "quantiles": "QUANTILES",
@@ -27,7 +27,7 @@ _SMOLVLM = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
 
 
 def published_files(cfg: FlowConfig) -> dict[str, bytes]:
-    """Contents by path within the directory: config.json, statistics, LeRobot's processors."""
+    """Contents of config.json, statistics and LeRobot's processors, by path in the directory."""
     if cfg.layout == "openpi":
         entries = {
             name: {key: entry[key] for key in _MOMENTS if key in entry} for name, entry in cfg.statistics.items()
@@ -84,7 +84,7 @@ def _vision(cfg: FlowConfig) -> dict[str, Any]:
 
 
 def _features(cfg: FlowConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """LeRobot's features of inputs and outputs. The sizes of pictures are read by no one."""
+    """LeRobot's features of inputs and outputs. Nothing reads the sizes of pictures in them."""
     state = {"observation.state": {"type": "STATE", "shape": [cfg.state_dim]}} if cfg.state_dim else {}
     picture = {"type": "VISUAL", "shape": [3, cfg.resize_to[1], cfg.resize_to[0]]}
     inputs = state | {f"observation.images.{slot}": picture for slot in cfg.slots}

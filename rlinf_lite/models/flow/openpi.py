@@ -1,4 +1,4 @@
-"""The settings that openpi writes with the weights: a config.json, which says little, and statistics."""
+"""Reads the settings that openpi writes with the weights: a short config.json, and statistics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlinf_lite.models.flow.config import OPENPI_CAMERAS, FlowConfig, Statistics
 from rlinf_lite.models.flow.files import UnsupportedFlowError, own_files, read_json
 
 _VARIANTS = {"gemma_2b": FlowConfig.text, "gemma_300m": FlowConfig.expert}
-_DELTA_DIMS = 6  # of openpi's LIBERO transform: all but the gripper
+_DELTA_DIMS = 6  # relative dimensions in openpi's LIBERO transform: all but the gripper
 
 
 def read_openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, asset_id: str | None) -> dict[str, Any]:
-    """Fields of a FlowConfig by config.json and statistics. Raises StatisticsError where the latter are missing."""
+    """Fields of a FlowConfig, from config.json and statistics. Raises StatisticsError if statistics are missing."""
     tiny = config.get("tiny", {})
     files = {
         file.parent.relative_to(directory).as_posix().removeprefix("assets/"): file
@@ -34,7 +34,7 @@ def read_openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, ass
     statistics = {
         name: {key: numbers for key, numbers in entry.items() if numbers is not None} for name, entry in content.items()
     }
-    most = cfg.max_state_dim if cfg.family != "pi05" else sys.maxsize  # longer ones are cut
+    most = cfg.max_state_dim if cfg.family != "pi05" else sys.maxsize  # longer states are cut
     return {
         "statistics": statistics,
         "asset_id": named,
@@ -50,8 +50,8 @@ def read_openpi(directory: Path, config: Mapping[str, Any], cfg: FlowConfig, ass
 
 
 def read_variants(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers of heads and layers (`heads`, `depths`), by the names of the variants, or by the entry `tiny` where no
-    variant describes the checkpoint."""
+    """Numbers of heads and layers (`heads`, `depths`): from the entry `tiny` of config.json if it has one, else from
+    the names of the variants."""
     if tiny := config.get("tiny"):
         vision, text, expert = tiny["vision"], tiny["text"], tiny["expert"]
         return {

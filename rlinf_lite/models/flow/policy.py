@@ -1,7 +1,7 @@
-"""pi0, pi0.5 and SmolVLA as policies: acting by the ODE, exploring around it, and how likely what was explored is.
+"""pi0, pi0.5 and SmolVLA as policies: acting by the ODE, exploring around it, and scoring the explored actions.
 
-The Gaussian of a step lives on normalised actions of the policy's horizon and padded width. What is scored are the
-actions that are executed and the dimensions that the robot has: `logprobs` [B, num_action_chunks, action_dim].
+A step's Gaussian is over normalised actions of the policy's horizon and padded width. Only executed actions and the
+robot's own dimensions are scored: `logprobs` [B, num_action_chunks, action_dim].
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
     from rlinf_lite.envs import EnvSpec
 
-_VLM = ("vision", "connector", "language")  # of the network: what trainable: expert freezes
+_VLM = ("vision", "connector", "language")  # modules of the network that `trainable: expert` freezes
 
 
 class ValueHead(nn.Module):
@@ -117,12 +117,12 @@ class NoiseHead(nn.Module):
 
 
 class FlowPolicy(Policy):
-    """All three families. `cfg.family` says which, and each has a class, so that `model.id` can name it."""
+    """A policy of one of the three families (`cfg.family`). Each family has a subclass, which `model.id` names."""
 
     family: str
 
     def __init__(self, cfg: FlowConfig, prompts: PromptEncoder | None = None) -> None:
-        """Without `prompts` the policy cannot act, but be loaded, inspected and saved."""
+        """Without `prompts` the policy cannot act; it can be loaded, inspected and saved."""
         super().__init__()
         self.cfg, self.prompts, self.origin = cfg, prompts, Origin()
         self.num_action_chunks, self.action_dim = cfg.num_action_chunks, cfg.action_dim
@@ -138,7 +138,7 @@ class FlowPolicy(Policy):
             self._add_adapters(cfg.lora)
 
     def train(self, mode: bool = True) -> Self:
-        """Dropout, of which transformers' layers may have some, stays off: what trains is the policy that acts."""
+        """Dropout, which transformers' layers may have, stays off, so that training scores the policy that acted."""
         super().train(mode)
         self.network.eval()
         return self
@@ -146,7 +146,8 @@ class FlowPolicy(Policy):
     # acting
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        """train explores; sampled follows the ODE from random noise, as published; greedy from its mean, 0."""
+        """train explores; sampled follows the ODE from random noise, as published; greedy the ODE from the noise's
+        mean, 0."""
         inputs = self._inputs(obs)
         num_rows, device = len(inputs["state"]), inputs["state"].device
         keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
@@ -160,7 +161,7 @@ class FlowPolicy(Policy):
         )
 
     def _act(self, inputs: dict[str, Tensor], noise: Tensor, chosen: Tensor, mode: Mode) -> dict[str, Tensor]:
-        """A `Chain`, and in training the `values`."""
+        """The fields of a `Chain`, and with mode train the `values`."""
         prefix = self._prefix(inputs)
         chain = self.sampler.follow(self._velocity(prefix, inputs["state"]), noise, chosen, mode)
         return vars(chain) | ({"values": self._values(prefix)} if mode == "train" else {})
@@ -179,7 +180,7 @@ class FlowPolicy(Policy):
         if problem:
             raise ObservationError(f"model.options.cameras: {problem}")
         if self.prompts is None:
-            raise TokenizerError("the policy came without a tokenizer: copy that of its base model beside its weights")
+            raise TokenizerError("the policy has no tokenizer: copy that of its base model to its directory")
         instructions = read_instructions(obs)
         inputs = {
             f"image_{slot}": stored_images(np.asarray(given[camera]), cfg)
@@ -205,18 +206,18 @@ class FlowPolicy(Policy):
         return found.float()
 
     def _offsets(self, obs: Mapping[str, Any]) -> Tensor:
-        """What relative dimensions are relative to, [B, 1, D]."""
+        """The state in the relative dimensions, which actions are relative to, and 0 in the others: [B, 1, D]."""
         state = np.asarray(obs["state"])[:, None, : self.cfg.delta_dims]
         return torch.nn.functional.pad(torch.tensor(state), (0, self.cfg.action_dim - state.shape[-1]))
 
     def _executed(self, x: Tensor) -> Tensor:
-        """[B, H, max_action_dim] to [B, C, D]."""
+        """The part [B, C, D] of `x` [B, H, max_action_dim] that the environment executes."""
         return x[:, : self.num_action_chunks, : self.action_dim]
 
     # the network
 
     def _prefix(self, inputs: Mapping[str, Tensor]) -> Prefix:
-        """Of what `_inputs` gives, and what `fixed_inputs` made of it where that is there."""
+        """The prefix of inputs from `_inputs`; the part from `fixed_inputs` is not computed again if it is there."""
         read = Prefix.from_kept(inputs) if "prefix_mask" in inputs else self._read(inputs)
         return self.network.with_state(read, inputs["state"])
 
@@ -241,7 +242,7 @@ class FlowPolicy(Policy):
     # training
 
     def fixed_inputs(self, forward_inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What of the prefix does not train, where `model.options.keep_prefix` says so."""
+        """The part of the prefix that does not train, with `model.options.keep_prefix`; else nothing."""
         return self._read(forward_inputs).kept() if self._keep_prefix else {}
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
@@ -251,8 +252,8 @@ class FlowPolicy(Policy):
         return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """As `predict_action_batch` reads them, with each row's noise [B, H, max_action_dim] and time [B] of
-        0.999 Beta(1.5, 1) + 0.001; what actions are relative to, where they are."""
+        """Inputs as in `predict_action_batch`, each row's noise [B, H, max_action_dim] and time [B], and the offsets of
+        relative actions, if there are such."""
         inputs = self._inputs(obs, torch.device("cpu"))
         keys = row_noise_keys(obs, len(inputs["state"]))
         inputs |= self.sampler.draw_imitation(keys, (self.cfg.horizon, self.cfg.max_action_dim))
@@ -261,13 +262,13 @@ class FlowPolicy(Policy):
         return inputs
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Squared error of the velocity. openpi's mean is over padded dimensions too, LeRobot's over the robot's."""
+        """Squared error of the velocity; in openpi's layout its mean includes padded dimensions, in LeRobot's not."""
         actions = batch["actions"]
         if actions.shape[1] > self.cfg.horizon:
             raise ValueError(f"chunks have {actions.shape[1]} actions, and the policy's horizon is {self.cfg.horizon}")
         if "offsets" in batch:
             actions = actions - batch["offsets"]
-        rest = self.cfg.horizon - actions.shape[1]  # of which demonstrations say nothing: they do not count
+        rest = self.cfg.horizon - actions.shape[1]  # actions after the demonstrated chunk do not count
         actions = torch.cat([actions, actions[:, -1:].expand(-1, rest, -1)], dim=1)
         error = self.flow_error(batch, padded(self.actions.normalize(actions), self.cfg.max_action_dim))
         error = error[:, : self.num_action_chunks]
@@ -277,13 +278,13 @@ class FlowPolicy(Policy):
         return (error.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
     def flow_error(self, inputs: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """(v - (noise - actions))^2 per element, of normalised, padded `actions` [B, H, max_action_dim] and the `noise`
-        and `time` of `inputs`."""
+        """`velocity_error` of normalised, padded `actions` [B, H, max_action_dim], with `noise` and `time` of
+        `inputs`."""
         velocity = self._velocity(self._prefix(inputs), inputs["state"])
         return velocity_error(velocity, actions, inputs["noise"], inputs["time"])
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """All of them, as a published policy has those of its robot; a state that is not there keeps its own."""
+        """Replace the statistics of actions, and those of the state if demonstrations have one."""
         found = {"actions": dict(statistics["action"])}
         if self.cfg.state_dim and "state" in statistics:
             found["state"] = dict(statistics["state"])
@@ -313,7 +314,7 @@ class FlowPolicy(Policy):
             )
 
     def reads(self) -> PolicyInputs:
-        """Cameras are the environment's; a published policy does without those of its slots that nothing is."""
+        """Cameras are named as in the environment. Without `cfg.cameras`, one of the policy's cameras is enough."""
         width, height = self.cfg.resize_to
         named = None if self.cfg.cameras is None else [*present_slots(self.cfg, {}).values()]
         cameras = dict.fromkeys(named or self.cfg.slots, (height, width))
@@ -336,13 +337,13 @@ class FlowPolicy(Policy):
         policy = cls(config, PromptEncoder.from_directory(directory, config))
         init_weights(policy.network)
         files = Origin.of(directory).files
-        folder = "tokenizer/" if config.layout == "lerobot" else ""  # where its processors look
+        folder = "tokenizer/" if config.layout == "lerobot" else ""  # where LeRobot's processors look for it
         policy.origin = Origin({f"{folder}{name}": content for name, content in files.items()})
         policy.check_env_spec(spec)
         return policy.prepare(cfg)
 
     def prepare(self, cfg: ModelConfig) -> Self:
-        """Apply what a run says besides the policy's config: what trains, and checkpointing."""
+        """Apply the run's options that are not part of `cfg`: trainable modules, adapters, gradient checkpointing."""
         frozen = cfg.options.trainable == "expert"
         lora = {**cfg.options.lora.model_dump(), "trainable": cfg.options.trainable}
         if lacks_adapters(self.cfg.lora, lora, "FlowPolicy"):
@@ -355,7 +356,8 @@ class FlowPolicy(Policy):
         return self
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:
-        """Into the vision-language model and the expert, or the expert alone; what is small beside them trains."""
+        """Add adapters to the expert, and with `trainable: all` to the vision-language model; smaller modules train
+        themselves."""
         names = [name for name, _ in self.network.named_children()]
         small = [f"network.{name}" for name in names if name not in (*_VLM, "expert")]
         heads = [name for name in ("value_head", "noise_head") if getattr(self, name) is not None]
@@ -365,7 +367,7 @@ class FlowPolicy(Policy):
         self.cfg = replace(self.cfg, lora=dict(lora))
 
     def merge_adapters(self) -> None:
-        """Make the weights what they are with their adapters, and leave the policy without any."""
+        """Merge the adapters into the weights and remove them."""
         merge_adapters(self)
         self.cfg = replace(self.cfg, lora={})
 
@@ -379,7 +381,7 @@ class FlowPolicy(Policy):
         return cls(FlowConfig.from_dict(config))
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the published layout that the policy came in, and beside it what that has no place for."""
+        """Write the published layout in which the policy was read, and our additions; see `formats`."""
         state = self.state_dict() if state_dict is None else state_dict
         formats.write(Path(directory), self.policy_id, self.cfg, state, self.origin)
 
@@ -393,15 +395,16 @@ class FlowPolicy(Policy):
         *,
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read what `save_pretrained` wrote, or a published directory. Heads that it does not have are random.
-        `tokenizer`: a directory with one, for a policy whose own has none. `config`: what `read_policy_config` returns,
-        where it has been read already.
+        """Load what `save_pretrained` wrote, or a published directory. Heads that it lacks get random weights.
+        `tokenizer`: a directory with a tokenizer, used if `directory` has none. `config`: the result of
+        `read_policy_config`, if the caller has it already.
 
         Raises:
-            CheckpointFormatError: listing missing, foreign and misshapen tensors; of another family.
-            UnsupportedFlowError: where its files are not whole, or it has a part that is not built here.
-            StatisticsError: where there are no statistics, or those that `model.options.asset_id` names are not there.
-            TokenizerError: where there is no tokenizer, with how to get it.
+            CheckpointFormatError: if the policy is of another family, or listing tensors that are missing, unexpected
+                or of the wrong shape.
+            UnsupportedFlowError: if files are damaged, or the policy has an unsupported part.
+            StatisticsError: if statistics are missing.
+            TokenizerError: if there is no tokenizer; it says how to get one.
         """
         directory = Path(directory)
         config = read_policy_config(directory) if config is None else config
@@ -409,7 +412,7 @@ class FlowPolicy(Policy):
         if cfg.family != cls.family or (model is not None and model.id in FAMILIES and model.id != cls.family):
             wanted = cls.family if model is None else model.id
             raise CheckpointFormatError(
-                f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to it"
+                f"{directory} holds {cfg.family}, and {wanted} is asked for. Set model.id to {cfg.family}"
             )
         cfg = cfg if model is None else with_run_settings(cfg, model)
         file = find_tokenizer(directory, cfg)
@@ -421,7 +424,7 @@ class FlowPolicy(Policy):
             policy.noise_head.init_weights()
         if read_weights:
             state, policy.origin = formats.read_state(directory, config, cfg, policy.state_dict())
-            policy.load_state_dict(state, strict=False)  # a published one has no heads
+            policy.load_state_dict(state, strict=False)  # published policies have no heads
         if source != directory and (file := find_tokenizer(source, cfg)) is not None:
             policy.origin.files |= tokenizer_files(file.parent)
         return policy if model is None else policy.prepare(model)

@@ -1,8 +1,8 @@
-"""The settings of the flow policy in a directory, ours or published; importable without torch.
+"""Reads the settings of a flow policy from its directory, ours or a published one; importable without torch.
 
-Widths come from the shapes of the tensors. Numbers of heads, which shapes do not give, and of layers, of which some may
-be missing, come from `config.json`, from the variant that it names, or from the `config.json` of the vision-language
-model. What the policy does with its inputs and outputs is read by `openpi.py` or `lerobot.py`.
+Widths come from the shapes of the tensors. Numbers of heads (not visible in shapes) and of layers (files may lack some)
+come from `config.json`, from the variant that it names, or from the `config.json` of the vision-language model.
+`openpi.py` and `lerobot.py` read how inputs and outputs are processed.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ _SMOLVLA_NAMES = {
     "expert.": f"{_SMOLVLA}lm_expert.",
 }
 NAMES: dict[Family, dict[str, str]] = {"pi0": _PI_NAMES, "pi05": _PI_NAMES, "smolvla": _SMOLVLA_NAMES}
-"""How published names of tensors begin, by how ours do; the first that fits counts."""
+"""Beginnings of our tensors' names, and of the published names; the first that fits counts."""
 TIED = {
     f"{_PI}paligemma.model.language_model.embed_tokens.weight": f"{_PI}paligemma.lm_head.weight",
     f"{_SMOLVLA}vlm.model.text_model.embed_tokens.weight": f"{_SMOLVLA}vlm.lm_head.weight",
 }
-"""With `tied_embeddings`, the second name of the same tensor. Files have one of the two, or both; where these differ,
+"""With `tied_embeddings`, the two names of the embedding. Files have one of them, or both; if the two tensors differ,
 the second is not read."""
 UNREAD = {f"{_PI}gemma_expert.lm_head.weight", *TIED.values()}
-"""Tensors that no forward pass reads, unless they are the input embedding."""
+"""Tensors that no forward pass reads, unless they are the only copy of the embedding."""
 
 
 def flow_config(config: Config, seen: Observed) -> FlowConfig:
-    """Settings of the checkpoint that a run starts from, or of `model.options.size`, with those that the run changes.
+    """Settings of a run's policy: those of its checkpoint, or of `model.options.size`, changed by the run's options.
 
     Raises:
-        ProblemError: where the checkpoint cannot serve what the run wants.
+        ProblemError: if the checkpoint does not allow what the run asks for.
     """
     model, directory = config.model, start_dir(config)
     if directory is None or not (directory / "config.json").is_file():
@@ -77,26 +77,26 @@ def flow_config(config: Config, seen: Observed) -> FlowConfig:
         except (UnsupportedFlowError, StatisticsError) as error:
             raise ProblemError(Problem("rollout.model_dir", str(error))) from error
         if cfg.family != model.id:
-            text = f"is {model.id}, and {directory} holds {cfg.family}. Set it to that"
+            text = f"is {model.id}, and {directory} holds {cfg.family}. Set it to {cfg.family}"
             raise ProblemError(Problem("model.id", text))
     problem = unseen_cameras(cfg, seen.cameras)
     if problem:
         raise ProblemError(Problem("model.options.cameras", problem))
     for what, own, shown in (("actions", cfg.action_dim, seen.action_dim), ("state", cfg.state_dim, seen.state_dim)):
         if own not in (shown, 0):
-            text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is of another robot"
+            text = f"its {what} have {own} numbers, and those of {config.env.task} {shown}: it is for another robot"
             hint = f"Where the last of them are padding, set model.options.{what.removesuffix('s')}_dim to {shown}"
             raise ProblemError(Problem("rollout.model_dir", f"{text}. {hint}"))
     return cfg
 
 
 def read_config(directory: Path, asset_id: str | None = None, config: Mapping[str, Any] | None = None) -> FlowConfig:
-    """The settings of the policy in `directory`; `asset_id` as in the options. `config`: what `policy_config` returns,
-    where it has been read already.
+    """The settings of the policy in `directory`; `asset_id` as in the options. `config`: the result of `policy_config`,
+    if the caller has it already.
 
     Raises:
-        UnsupportedFlowError: where there is no flow policy, or one with a part that is not built here.
-        StatisticsError: where there are no statistics, or those that are named are not there.
+        UnsupportedFlowError: if there is no flow policy, or it has an unsupported part.
+        StatisticsError: if statistics are missing.
     """
     try:
         config = policy_config(directory) if config is None else config
@@ -115,8 +115,8 @@ def read_config(directory: Path, asset_id: str | None = None, config: Mapping[st
 
 
 def published_family(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """The family of the weights in a directory, by the names of its tensors; None: they are of no flow policy. Where
-    they cannot be read, the family that `config` (config.json) names: reading the directory as that says what is wrong.
+    """The family of the weights in a directory, by the names of the tensors; None: this is no flow policy. If the
+    weights cannot be read, the family that `config` (config.json) names; loading it then reports the error.
     """
     try:
         return _family(read_shapes(directory))
@@ -130,7 +130,7 @@ def _family(shapes: Shapes) -> Family | None:
     if any(name.startswith(_SMOLVLA) for name in plain):
         return "smolvla"
     if any(name.startswith(_PI) for name in plain):
-        # several names decide, so that a pi0.5 which lacks one of these tensors is read as such, and the tensor named
+        # any of several names decides, so that a pi0.5 that lacks one of these tensors gets an error that names it
         times = any(name.startswith("time_mlp_") or name.endswith("norm.dense.weight") for name in plain)
         return "pi05" if times else "pi0"
     return None
@@ -150,7 +150,7 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     said = read_vlm(directory, config) if family == "smolvla" else read_variants(directory, config)
     heads, depths, tied = said.pop("heads"), said.pop("depths"), said.get("tied_embeddings", True)
     cfg = replace(cfg, **{**_sizes(shapes, NAMES[family], heads, depths, tied), **said})
-    if "noise_head.logvar_min" in shapes:  # RLinf's: logarithms of variances
+    if "noise_head.logvar_min" in shapes:  # RLinf's noise head: logarithms of variances
         found = [read_numbers(file, ("noise_head.logvar_",)).items() for file in weight_files(directory)]
         limits = dict(itertools.chain(*found))
         low, high = (math.exp(0.5 * limits[f"noise_head.logvar_{end}"][0]) for end in ("min", "max"))
@@ -158,7 +158,7 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
     if cfg.text.depth != cfg.expert.depth or cfg.text.head_dim != cfg.expert.head_dim:
         raise UnsupportedFlowError(
             f"{directory}: the expert has {cfg.expert.depth} layers with heads of {cfg.expert.head_dim}, and the "
-            f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be alike"
+            f"language model {cfg.text.depth} with heads of {cfg.text.head_dim}. They must be equal"
         )
     if layout == "lerobot" and asset_id is not None:
         text = f"LeRobot's statistics have no names, and model.options.asset_id is {asset_id!r}. Set it to null"
@@ -167,7 +167,7 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
         cfg = replace(cfg, **read_lerobot(directory, config, cfg))
     else:
         cfg = replace(cfg, **read_openpi(directory, config, cfg, asset_id))
-    if family == "pi05":  # whose state is words of the prompt, and no tensor is as wide
+    if family == "pi05":  # its state is part of the prompt, and no tensor has this width
         cfg = replace(cfg, max_state_dim=max(cfg.max_state_dim, cfg.state_dim))
     for what, own, most in (
         ("actions", cfg.action_dim, cfg.max_action_dim),
@@ -182,8 +182,8 @@ def _published_config(directory: Path, config: Mapping[str, Any], asset_id: str 
 def _sizes(
     shapes: Shapes, names: Mapping[str, str], heads: tuple[int, ...], depths: tuple[int | None, ...], tied: bool
 ) -> dict[str, Any]:
-    """Sizes by the shapes of the tensors, given the numbers of heads and layers of the vision tower and of both
-    transformers. Layers are counted where their number is None."""
+    """Sizes from the shapes of the tensors. `heads` and `depths`: numbers of heads and layers of the vision tower, the
+    language model and the expert; layers are counted if their number is None."""
     vision, language = names["vision."], names["language."]
     width, _, patch, _ = shapes[f"{vision}embeddings.patch_embedding.weight"]
     side = isqrt(shapes[f"{vision}embeddings.position_embedding.weight"][0])
@@ -218,8 +218,8 @@ def _count(prefix: str, shapes: Shapes) -> int:
 
 
 def _hidden_sizes(shapes: Shapes, prefix: str) -> tuple[int, ...]:
-    """Widths of the hidden layers of an MLP (RLinf's heads) with weights `<prefix><number>...weight`; empty where there
-    is none."""
+    """Widths of the hidden layers of an MLP (RLinf's heads) with weights `<prefix><number>...weight`; empty if there is
+    no such MLP."""
     names = [name for name in shapes if name.startswith(prefix) and name.endswith(".weight")]
     layers = {int(name[len(prefix) :].partition(".")[0]): shapes[name][0] for name in names}
     return tuple(layers[number] for number in sorted(layers)[:-1])

@@ -1,7 +1,7 @@
-"""From noise to actions in K steps, and how likely each step was: one formula for the ODE and what explores around it.
+"""From noise to actions in K steps, and the likelihood of each step, for the ODE and the methods that explore.
 
-At time t the network says x0 = x - t v, where the actions are, and x1 = x + (1 - t) v, where the noise was. A step to
-the earlier time s is a Gaussian whose mean is on the way between the two:
+At time t the network's velocity v gives estimates of the actions, x0 = x - t v, and of the noise, x1 = x + (1 - t) v. A
+step to the earlier time s is a Gaussian whose mean is between the two:
 
     ODE          mean = (1 - s) x0 + s x1 = x - (t - s) v                              std = 0
     flow_sde     mean = (1 - s) x0 + (s - sigma^2 (t - s) / 2t) x1                     std = sigma sqrt(t - s)
@@ -9,8 +9,8 @@ the earlier time s is a Gaussian whose mean is on the way between the two:
     flow_cps     mean = (1 - s) x0 + s cos(pi a / 2) x1                                std = s sin(pi a / 2)
     flow_noise   mean as of the ODE                                                    std is the network's
 
-Sources: piRL (arXiv 2510.25889) and ReinFlow (arXiv 2505.22094). Everything is float32: late steps' noise is too small
-beside x for bf16.
+Sources: piRL (arXiv 2510.25889) and ReinFlow (arXiv 2505.22094). Everything is float32: the noise of late steps is too
+small compared with x for bf16.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from rlinf_lite.models.base import Mode
 
 Velocity = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
-"""x [B, H, D] and t [B] to the velocity, and the standard deviations that the noise head says (None without one)."""
+"""A function of x [B, H, D] and t [B] that returns the velocity and the noise head's standard deviations, or None."""
 
 
 @partial(kept, most=None)
 def times(num_steps: int, clock: Literal["openpi", "lerobot"], device: torch.device | str = "cpu") -> Tensor:
-    """Float32 [K + 1] from 1 to 0. openpi adds -1/K again and again; its rounding is felt through periods of 0.004."""
+    """Times float32 [K + 1] from 1 to 0. openpi's clock adds -1/K K times; time embeddings have periods down to 0.004,
+    so its rounding matters."""
     if clock == "lerobot":
         return torch.tensor([1.0 - k / num_steps for k in range(num_steps + 1)], dtype=torch.float32, device=device)
     step, found = np.float32(-1.0 / num_steps), [np.float32(1.0)]
@@ -52,13 +53,13 @@ def step_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation, both [B, H, D], of the step of `x` [B, H, D] from `t` [B] to `s` [B].
 
-    `level` [B] is a; where it is 0, the step is the ODE's. `second` is t_1. `std` is the network's, for flow_noise.
+    `level` [B] is a in the formulas; 0 gives the ODE's step. `second` is t_1. `std`: for flow_noise, the network's.
     """
     t, s, level = (part[:, None, None] for part in (t, s, level))
     step, x0, x1 = t - s, x - t * v, x + (1 - t) * v
     if method == "flow_noise":
         assert std is not None
-        # not x - step v: rounded as RLinf does, or log-probabilities of its transitions are 3e-6 off
+        # equal to x - step v, but rounded as in RLinf; otherwise log-probabilities differ from RLinf's by 3e-6
         return (1 - s) * x0 + s * x1, std * (level > 0)
     if method == "flow_cps":
         angle = 0.5 * math.pi * level
@@ -70,7 +71,7 @@ def step_moments(
 
 
 def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Of each element; 0, with gradients 0, where `std` is 0."""
+    """Log density of each element; 0, with gradients 0, where `std` is 0."""
     certain = std == 0
     safe = torch.where(certain, 1.0, std)
     density = -0.5 * ((x - mean) / safe).square() - safe.log() - 0.5 * math.log(2 * math.pi)
@@ -78,20 +79,20 @@ def log_density(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def entropy_of(std: Tensor) -> Tensor:
-    """Of each element; 0 where `std` is 0."""
+    """Entropy of each element; 0 where `std` is 0."""
     certain = std == 0
     return torch.where(certain, 0.0, 0.5 * math.log(2 * math.pi * math.e) + torch.where(certain, 1.0, std).log())
 
 
 def velocity_error(velocity: Velocity, actions: Tensor, noise: Tensor, time: Tensor) -> Tensor:
-    """What imitation makes small: (v - (noise - actions))^2 per element, at times [B] between both, [B, H, D]."""
+    """Loss of imitation, [B, H, D]: (v - (noise - actions))^2, where v is the velocity at time `time` [B]."""
     t = time[:, None, None]
     v, _ = velocity(t * noise + (1 - t) * actions, time)
     return (v - (noise - actions)).square()
 
 
 def head_std(raw: Tensor, low: float, high: float) -> Tensor:
-    """Standard deviations from the noise head's output: its tanh lies between the logarithms of the variances."""
+    """Standard deviations in [low, high] from the noise head's output, whose tanh interpolates the log variance."""
     bounds = 2 * math.log(low), 2 * math.log(high)
     logvar = bounds[0] + (bounds[1] - bounds[0]) * (torch.tanh(raw) + 1) / 2
     return torch.exp(0.5 * logvar)
@@ -99,17 +100,17 @@ def head_std(raw: Tensor, low: float, high: float) -> Tensor:
 
 @dataclass
 class Chain:
-    """What acting leaves for training, batch first."""
+    """The result of acting, batch first; `visited` and `step` are for training."""
 
     actions: Tensor  # [B, H, D]: x at t = 0
-    visited: Tensor  # [B, 2, H, D]: x_k and what followed it; flow_noise: [B, K + 1, H, D], all
+    visited: Tensor  # [B, 2, H, D]: x_k and x_(k + 1); flow_noise: [B, K + 1, H, D], all
     step: Tensor  # int64 [B]: k; flow_noise: 0
     logprobs: Tensor  # [B, H, D]
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The steps of one policy. `clock` and K are those that its velocities are evaluated at."""
+    """The steps of one policy. Velocities are evaluated at the times of `clock` with `num_steps` (K) steps."""
 
     num_steps: int
     clock: Literal["openpi", "lerobot"]
@@ -128,7 +129,7 @@ class Sampler:
 
     @torch.no_grad()
     def ode(self, velocity: Velocity, x: Tensor) -> Tensor:
-        """Actions [B, H, D] of noise `x` [B, H, D]."""
+        """Actions [B, H, D] from noise `x` [B, H, D], by the ODE."""
         t = times(self.num_steps, self.clock, x.device)
         step = 1.0 / self.num_steps
         for k in range(self.num_steps):
@@ -138,7 +139,7 @@ class Sampler:
     def act(
         self, velocity: Velocity, keys: np.ndarray, shape: tuple[int, int], mode: Mode, device: torch.device
     ) -> Chain:
-        """Of each row's own key, [B, *shape]: `draw`, then `follow`."""
+        """`draw` with each row's own key, then `follow`; `shape` is (H, D)."""
         return self.follow(velocity, *self.draw(keys, shape, device), mode)
 
     def draw(self, keys: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -146,27 +147,27 @@ class Sampler:
         return self.draw_noise(keys, shape).to(device), self.draw_steps(keys).to(device)
 
     def follow(self, velocity: Velocity, noise: Tensor, chosen: Tensor, mode: Mode) -> Chain:
-        """train explores what was drawn; sampled follows the ODE from random noise, greedy from its mean, 0, and both
-        leave nothing to train on."""
+        """Act from drawn noise. train: `explore`. sampled: the ODE from the noise; greedy: the ODE from 0, the mean of
+        the noise. These two return nothing to train on."""
         if mode == "train":
             return self.explore(velocity, noise, chosen)
         first = torch.zeros_like(noise[:, 0]) if mode == "greedy" else noise[:, 0]
         return Chain(self.ode(velocity, first), noise[:, :0], torch.zeros_like(chosen), torch.zeros_like(first))
 
     def draw_imitation(self, keys: np.ndarray, shape: tuple[int, int]) -> dict[str, Tensor]:
-        """`noise` [B, *shape] and `time` [B] of `velocity_error`: 0.999 Beta(1.5, 1) + 0.001."""
+        """`noise` [B, *shape] and `time` [B] for `velocity_error`; the time is 0.999 Beta(1.5, 1) + 0.001."""
         time = torch.from_numpy(0.999 * uniform_noise(keys, 1)[:, 0] ** (1 / 1.5) + 0.001).float()
         return {"noise": self.draw_noise(keys, shape)[:, 0], "time": time}
 
     def draw_steps(self, keys: np.ndarray) -> Tensor:
-        """Which step each row samples, int64 [B], uniformly and by its own key; never flow_cps's last, which has no
-        noise."""
+        """The step that each row samples, int64 [B], uniform, by its own key. Never the last step of flow_cps, which
+        has no noise, nor any last step with `ignore_last`."""
         count = self.num_steps - ((self.ignore_last or self.method == "flow_cps") and self.num_steps > 1)
         return torch.from_numpy(np.minimum((uniform_noise(keys, 1)[:, 0] * count).astype(np.int64), count - 1))
 
     def draw_noise(self, keys: np.ndarray, shape: tuple[int, int]) -> Tensor:
-        """Where rows start, then what is added to the step that is drawn, float32 [B, 2, H, D]; with flow_noise to all,
-        [B, K + 1, H, D]. A row's own key is all that matters."""
+        """Noise float32 [B, 2, H, D], from each row's own key: the start, then the noise of the sampled step. With
+        flow_noise, [B, K + 1, H, D]: the start, then the noise of every step."""
         count = self.num_steps + 1 if self.method == "flow_noise" else 2
         with np.errstate(over="ignore"):
             noise = normal_noise(keys + np.uint64(1), count * shape[0] * shape[1])
@@ -174,8 +175,8 @@ class Sampler:
 
     @torch.no_grad()
     def explore(self, velocity: Velocity, noise: Tensor, chosen: Tensor) -> Chain:
-        """Follow what `draw_noise` gave. A row is drawn at step `chosen` [B] and follows the ODE at the others; with
-        flow_noise it is drawn at all."""
+        """Act with the noise from `draw_noise`. A row is sampled at step `chosen` [B] and follows the ODE at others;
+        with flow_noise every step is sampled."""
         joint, x, chain, logprobs = self.method == "flow_noise", noise[:, 0], [noise[:, 0]], []
         for k in range(self.num_steps):
             steps = torch.full_like(chosen, k)
@@ -193,9 +194,9 @@ class Sampler:
         )
 
     def score(self, velocity: Velocity, visited: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [B, H, D] of a `Chain`, with gradients: one pass, with flow_noise K.
+        """Log-probabilities and entropies [B, H, D] of a `Chain`, with gradients: one pass, or K with flow_noise.
 
-        flow_sde and flow_cps have no entropy to raise: their noise is not the network's, and 0 is what is reported.
+        The entropy of flow_sde and flow_cps is reported as 0: their noise does not depend on the network.
         """
         if self.method != "flow_noise":
             mean, std = self._moments(velocity, visited[:, 0], step, torch.ones_like(step, dtype=torch.bool))
@@ -214,7 +215,7 @@ class Sampler:
         return own, every_entropy
 
     def _moments(self, velocity: Velocity, x: Tensor, k: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
-        """Of step `k` [B] of each row; of the ODE's in rows that are not `sampled` [B]."""
+        """`step_moments` of step `k` [B] of each row; those of the ODE in rows that are not `sampled` [B]."""
         at = times(self.num_steps, self.clock, x.device)
         t, s = at[k], at[k + 1]
         v, std = velocity(x, t)
@@ -222,8 +223,8 @@ class Sampler:
         return step_moments(self.method, x, v, t, s, level, at[1], std)
 
     def _joined(self, first: Tensor, logprobs: Tensor) -> Tensor:
-        """Of the K steps' [B, K, H, D]; the density of the first noise cancels in ratios, and is only counted where
-        RLinf does."""
+        """Log-probability [B, H, D] of all K steps from theirs [B, K, H, D]. The density of the first noise cancels in
+        ratios; it counts only in RLinf's average (`joint` mean)."""
         total = logprobs.sum(1)
         if self.joint == "sum":
             return total

@@ -33,6 +33,6 @@ class MLP(PolicyCard):
         directory = start_dir(config)
         if seen is None or directory is None or not (directory / "config.json").is_file():
             return
-        said = policy_config(directory)
-        if said.get("policy_id") == self.name:
-            yield from misfits(config, said.get("state_dim", 0), len(said.get("action_low", [])), seen)
+        saved = policy_config(directory)
+        if saved.get("policy_id") == self.name:
+            yield from misfits(config, saved.get("state_dim", 0), len(saved.get("action_low", [])), seen)

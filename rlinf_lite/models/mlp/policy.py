@@ -25,9 +25,9 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "s
 class MLPGaussianPolicy(Policy):
     """Actor and critic are two MLPs that share nothing; orthogonal initialisation as in CleanRL's PPO.
 
-    The network works in normalised actions: [-1, 1] maps onto the environment's bounds. Samples are not squashed: the
-    environment clips what lies outside, and log-probabilities are those of the unclipped sample. States are read as
-    they are, unless demonstrations say how they are distributed.
+    Normalised actions are in [-1, 1], which maps onto the environment's bounds. Samples are not squashed: actions
+    outside the bounds are clipped, and log-probabilities are those of the unclipped sample. States are not normalised,
+    unless the policy got statistics of demonstrations.
     """
 
     policy_id, card = "mlp_gaussian", MLP
@@ -62,7 +62,7 @@ class MLPGaussianPolicy(Policy):
         }
         self.num_action_chunks, self.action_dim, self.state_dim = num_action_chunks, len(action_low), state_dim
         low, high = torch.tensor(action_low), torch.tensor(action_high)
-        self._offset, self._scale = (high + low) / 2, (high - low) / 2  # statistics: in config.json, not in the weights
+        self._offset, self._scale = (high + low) / 2, (high - low) / 2  # kept in config.json, not in the weights
 
         num_values = 1 if value_type == "chunk_level" else num_action_chunks
         widths = [state_dim, *hidden_sizes]
@@ -122,7 +122,8 @@ class MLPGaussianPolicy(Policy):
         return PolicyOutput(self.head.logprobs(mean, sampled), self.head.entropy(mean), self.critic(state).float())
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """Z-scores of the state; actions keep the environment's bounds, which exploration is measured in."""
+        """Normalise the state by mean and standard deviation. Actions keep the environment's bounds, so that standard
+        deviations of exploration keep their meaning."""
         if "state" in statistics:
             self._config |= {f"state_{name}": list(statistics["state"][name]) for name in ("mean", "std")}
 

@@ -1,4 +1,4 @@
-"""The card of language models: what the `model` section of a reasoning run holds, and what does not fit."""
+"""The card of language models: the `model` section of a reasoning run, and the checks of it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from rlinf_lite.config import ReasoningConfig
 
 SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""What of a model is split over the ranks that share its layers."""
+"""Sizes of a model that are divided among the ranks that share its layers."""
 AttnImplementation = Literal["sdpa", "flash_attention_2", "eager"]
 
 
 class LanguageModelOptions(Section):
     size: Literal["tiny", "small"] = "tiny"
-    """A Llama from random weights, over characters: 0.8 M or 4.7 M parameters. `rollout.model_dir` brings its own."""
+    """A Llama over characters with random weights, of 0.8 M or 4.7 M parameters. Not used with `rollout.model_dir`."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels in training; generation uses sdpa."""
     gradient_checkpointing: bool = False
     """Recompute each layer in the backward pass instead of keeping its activations."""
     lora: LanguageLoraOptions = LanguageLoraOptions()
-    """Adapters that train in place of the policy's weights. A critic trains all of its own."""
+    """Adapters that train instead of the policy's weights. A critic has none; all its weights train."""
 
 
 class LanguageModel(Card):
@@ -39,7 +39,7 @@ class LanguageModel(Card):
     free_options = ("attn_implementation", "gradient_checkpointing")
 
     def positions(self, config: ReasoningConfig) -> int | None:
-        """Tokens that the model's sequences may have; None where its directory does not say."""
+        """Largest number of tokens in a sequence of the model; None if its directory does not say."""
         from rlinf_lite.config.resources import start_dir
 
         directory = start_dir(config)
@@ -48,12 +48,12 @@ class LanguageModel(Card):
         try:
             content = json.loads((directory / "config.json").read_text())
         except (OSError, ValueError):
-            return None  # loading it will say more
+            return None  # loading it raises an error
         found = content.get("max_position_embeddings")
         return found if isinstance(found, int) else None
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
-        """All that is wrong with a run's config for its model; `shares_process`: actor and rollout are one process."""
+        """Problems of a run's config with its model. `shares_process`: actor and rollout are one process."""
         from rlinf_lite.config.resources import start_dir
 
         prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
@@ -84,17 +84,17 @@ class LanguageModel(Card):
         yield from self._divides(config)
 
     def _other_adapters(self, config: ReasoningConfig) -> Iterator[Problem]:
-        """Where the model brings adapters, and the config wants others."""
+        """Problems of a model whose directory has other adapters than the config asks for."""
         from rlinf_lite.config.resources import start_dir
 
         lora, directory = config.model.lora, start_dir(config)
-        if directory is None or not lora.rank:  # 0: those that it brings
+        if directory is None or not lora.rank:  # rank 0 keeps the directory's adapters
             return
         try:
             said = json.loads((directory / ADAPTER / ADAPTER_CONFIG).read_text())
             theirs = {"rank": said["r"], "alpha": said["lora_alpha"], "targets": sorted(said["target_modules"])}
         except (OSError, ValueError, KeyError, TypeError):
-            return  # it brings none, or loading them will say more
+            return  # it has no adapters, or loading them raises an error
         targets = theirs["targets"] if lora.targets == "all-linear" else sorted(set(lora.targets))
         wanted = {"rank": lora.rank, "alpha": lora.alpha or lora.rank, "targets": targets}
         for name, value in wanted.items():
@@ -106,7 +106,7 @@ class LanguageModel(Card):
                 )
 
     def _divides(self, config: ReasoningConfig) -> Iterator[Problem]:
-        """Whether every one of the ranks that share a layer gets as many heads, and as much of the MLP."""
+        """Problems of heads and MLP that do not divide evenly over the ranks that share a layer."""
         from rlinf_lite.config.resources import policy_config, policy_directory, start_dir
 
         size, key = config.actor.tensor_model_parallel_size, "actor.tensor_model_parallel_size"
@@ -117,7 +117,7 @@ class LanguageModel(Card):
             try:
                 said = preset(config.model.size) if directory is None else policy_config(directory)
             except (OSError, ValueError):
-                continue  # loading it will say more
+                continue  # loading it raises an error
             numbers = {name: said.get(name) for name in SPLIT}
             bad = [f"{name} = {x}" for name, x in numbers.items() if isinstance(x, int) and x % size]
             if bad:
@@ -128,7 +128,7 @@ class LanguageModel(Card):
 
 
 def attention_problems(key: str, attn_implementation: AttnImplementation, precision: str = "bf16") -> Iterator[Problem]:
-    """What `key` asks for and cannot get."""
+    """Problems of flash attention, asked for by the config key `key`: precision, and a missing package."""
     if attn_implementation != "flash_attention_2":
         return
     if precision == "fp32":

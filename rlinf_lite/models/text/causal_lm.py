@@ -1,13 +1,13 @@
 """Language models of transformers as policies of tokens, and as critics: log-probabilities, entropies and values.
 
-Sequences are rows of `input_ids` [B, L] with `attention_mask` [B, L], prompts padded on the left so that the last R
-columns hold the responses; positions count the tokens that the mask marks. Directories are transformers' own: they load
-with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification) and are read from the disk alone, without
-remote code and from safetensors. Low-rank adapters are in a directory within, `adapter/`, in peft's layout; what is
-beside it are the weights without them.
+Sequences are rows of `input_ids` [B, L] with `attention_mask` [B, L]. Prompts are padded on the left, so that the last
+R columns hold the responses; positions count only the tokens that the mask marks. Directories have transformers' layout
+and load with AutoModelForCausalLM (a critic's with AutoModelForTokenClassification). They are read from the local disk,
+from safetensors, without remote code. Low-rank adapters are in the folder `adapter/` in peft's layout; the files above
+it hold the weights without them.
 
-Not every family of transformers is computed right from padded rows and from the output layer alone;
-`models.text.supported` compares a model with its own forward pass, and refuses.
+Some families of transformers give wrong results from padded rows, or from the output layer alone;
+`models.text.supported` compares a model with its own forward pass, and refuses these.
 """
 
 from __future__ import annotations
@@ -50,53 +50,54 @@ from rlinf_lite.models.tensor_files import write_tensors
 _TOKENIZER = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED = (*_TOKENIZER, "generation_config.json", "LICENSE")
 _LORA_KEY = "model.lora"
-_PREFIX = "language_model."  # of every name in a state dict of ours, where files have transformers' names
+_PREFIX = "language_model."  # our state dicts have it before transformers' names, which files have
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _LORA_FIELDS = {
     *("r", "lora_alpha", "target_modules", "lora_dropout", "fan_in_fan_out"),
     *("task_type", "inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "peft_version"),
 }
-"""Of an adapter_config.json: what is read, or changes no number while nothing is dropped."""
+"""Fields of an adapter_config.json that are read, or that change no result without dropout."""
 LOGITS_PER_CHUNK = 2**26
-"""Numbers of the vocabulary's logits that are held at once (float32: 256 MiB); longer batches are recomputed."""
+"""Largest count of logits in memory at once (float32: 256 MiB); for larger batches they are computed in parts, and
+again in the backward pass."""
 
 
 class SequenceShapeError(ValueError):
-    """Ids, masks and response length that do not fit together."""
+    """The shapes of ids and mask, or the response length, do not fit together."""
 
 
 class UnsupportedModelError(ValueError):
-    """A model of a family, or with settings, that cannot be computed here as its own forward pass has it."""
+    """A model for which our forward pass or generation does not give the results of its own forward pass."""
 
 
 @dataclass
 class TokenOutput:
-    """Of R response tokens each, float32: `logprobs` [B, R] and `entropy` [B, R], in nats."""
+    """Scores of R response tokens per row, float32, in nats: `logprobs` [B, R] and `entropy` [B, R]."""
 
     logprobs: Tensor
     entropy: Tensor
 
 
 class LanguageModel(nn.Module):
-    """What the policy and the critic share: a transformers model as `language_model`, and its directory.
+    """Base of policy and critic: a transformers model as `language_model`, loaded from and saved to a directory.
 
-    The model computes alike whether it acts, scores or trains: dropout, and noise in the choice of experts, are off in
-    training mode too. With them, no two passes over a response would agree, and the first ratio would not be 1.
+    Dropout, and noise in the choice of experts, are off in training mode too. With them, two passes over a response
+    would differ, and the first ratio would not be 1.
     """
 
     lora: dict[str, Any]
-    """Of its adapters: `rank`, `alpha` and `targets`; empty: there are none."""
+    """Options of the adapters: `rank`, `alpha` and `targets`; empty: there are none."""
 
     _auto: ClassVar[Any]
     _may_lack: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of names that weights may lack, and are random then."""
+    """Beginnings of tensor names that a file may lack; these tensors are random then."""
     _may_ignore: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of names that weights may have in vain."""
+    """Beginnings of tensor names in a file that are not read."""
     _settings: ClassVar[dict[str, Any]] = {}
-    """What this class says of the config, whatever the directory says."""
+    """Config entries of this class, which replace those of the directory."""
 
     def __init__(self, language_model: PreTrainedModel, files: Mapping[str, bytes] | None = None) -> None:
-        """`files`: tokenizer files by name, which go out with the weights."""
+        """`files`: tokenizer files by name, which are saved with the weights."""
         super().__init__()
         self.language_model = language_model.eval()
         self.files, self.lora = dict(files or {}), {}
@@ -113,9 +114,9 @@ class LanguageModel(nn.Module):
         tokenizer_dir: str | Path | None = None,
         attn_implementation: str = "sdpa",
     ) -> Self:
-        """Build from what a `config.json` says (see `text.presets.preset`), weights at random.
+        """Build from the content of a `config.json` (see `text.presets.preset`), with random weights.
 
-        `tokenizer_dir`: whose files `save_pretrained` writes beside the weights.
+        `tokenizer_dir`: a directory whose tokenizer files `save_pretrained` writes with the weights.
         """
         arguments = dict(config) | cls._settings
         built = AutoConfig.for_model(arguments.pop("model_type"), **arguments)
@@ -126,10 +127,11 @@ class LanguageModel(nn.Module):
     def from_pretrained(
         cls, directory: str | Path, attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Read a directory in the published layout: config.json, safetensors in one file or in shards, tokenizer files.
+        """Load a directory in the published layout: config.json, safetensors in one file or in shards, tokenizer files.
 
         Raises:
-            CheckpointFormatError: where files are missing or damaged, or listing missing, foreign, misshapen tensors.
+            CheckpointFormatError: if files are missing or damaged, or listing tensors that are missing, unexpected or
+                of the wrong shape.
         """
         directory, settings = Path(directory), {"attn_implementation": attn_implementation, **cls._settings}
         read = read_pretrained(cls._auto, directory, dtype, cls._may_lack, cls._may_ignore, **settings)
@@ -139,21 +141,21 @@ class LanguageModel(nn.Module):
         return model
 
     def take_tokenizer(self, directory: Path) -> None:
-        """Write the tokenizer of `directory` with the weights from now on, in place of the one that came with them."""
+        """Replace the tokenizer that `save_pretrained` writes by that of `directory`."""
         others = {name: x for name, x in self.files.items() if not any(fnmatch(name, one) for one in _TOKENIZER)}
         self.files = others | _carried_files(directory, _TOKENIZER)
 
     def save_pretrained(self, directory: str | Path, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write what `from_pretrained` reads, from `state_dict` where this module's own is sharded."""
+        """Write what `from_pretrained` reads. `state_dict`: the whole weights, if this module is sharded."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
             (directory / name).write_bytes(content)
         state = self.state_dict() if state_dict is None else state_dict
         tensors = {name.removeprefix(_PREFIX): x.detach().cpu().contiguous() for name, x in state.items()}
-        for name, x in tensors.items():  # what is gathered from shards may be a part of something padded
+        for name, x in tensors.items():  # tensors gathered from shards may be views of padded ones
             tensors[name] = x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
-        (directory / "config.json").unlink(missing_ok=True)  # what is written in part does not load
+        (directory / "config.json").unlink(missing_ok=True)  # without it, a partly written directory does not load
         shutil.rmtree(directory / ADAPTER, ignore_errors=True)
         if self.lora:
             self._write_adapters(directory / ADAPTER, tensors)
@@ -169,14 +171,14 @@ class LanguageModel(nn.Module):
         config.save_pretrained(directory)
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
-        """The whole state dict of a directory, for a model that is sharded. Raises as `from_pretrained` does."""
+        """The whole state dict of a directory, to load into a sharded model. Raises as `from_pretrained`."""
         return type(self).from_pretrained(directory).state_dict()
 
     def add_adapters(self, lora: Mapping[str, Any]) -> None:
-        """Put adapters of `rank`, `alpha` (None: rank) and `targets` into the model, which alone train then; those that
-        its directory brought stay. They change nothing until they are trained.
+        """Put adapters of `rank`, `alpha` (None: rank) and `targets` into the model, unless its directory had the same
+        ones. Then only adapters train. New adapters do not change the model's results until they are trained.
 
-        Raises ValueError where it has others, and for targets that it has not.
+        Raises ValueError if the model has other adapters, and for targets that do not exist.
         """
         own = self.language_model
         output = own.get_output_embeddings()
@@ -192,7 +194,7 @@ class LanguageModel(nn.Module):
         expected = {name for name in linears if name.rpartition(".")[2] in wanted["targets"]}
         tied = own.config.get_text_config().tie_word_embeddings
         if tied and any(linears[name] is output for name in expected):
-            raise ValueError(f"{_LORA_KEY}.targets: the output layer has the embedding's weights. Leave it out")
+            raise ValueError(f"{_LORA_KEY}.targets: the output layer shares the embedding's weights. Leave it out")
         add_adapters(own, wanted, key=_LORA_KEY, may_lack=())
         found = {name.partition(".lora_A.")[0] for name, _ in own.named_parameters() if ".lora_A." in name}
         if found != expected:
@@ -204,8 +206,7 @@ class LanguageModel(nn.Module):
         self.lora = wanted
 
     def merge_adapters(self) -> Self:
-        """Make the weights what they are with their adapters, and leave the model without any; all of it trains.
-        Returns the model."""
+        """Merge the adapters into the weights and remove them; then all weights train. Returns the model."""
         merge_adapters(self.language_model)
         self.lora = {}
         return self
@@ -220,7 +221,7 @@ class LanguageModel(nn.Module):
         write_tensors(adapters, directory / _ADAPTER_WEIGHTS, {"format": "pt"})
 
     def _read_adapters(self, directory: Path) -> None:
-        """Raises CheckpointFormatError."""
+        """Add the adapters in `directory` to the model. Raises CheckpointFormatError."""
         ignored = tuple(_adapter_name(name) for name in self._may_ignore)
         try:
             lora = saved_adapters(directory)
@@ -238,8 +239,8 @@ class LanguageModel(nn.Module):
                 x.copy_(found[name])
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute every layer in the backward pass instead of keeping its activations; before the model is sharded.
-        Raises UnsupportedModelError where the family does not say what its layers are."""
+        """Recompute every layer in the backward pass instead of keeping its activations; call before sharding.
+        Raises UnsupportedModelError if the model's family does not name its layers."""
         layers = self.fsdp_units()
         if not layers:
             raise UnsupportedModelError(
@@ -249,12 +250,12 @@ class LanguageModel(nn.Module):
         recompute_in_backward(layers)
 
     def fsdp_units(self) -> list[nn.Module]:
-        """The decoder layers: modules that are sharded one by one, before the model itself."""
+        """The decoder layers, which are sharded one by one, before the model itself."""
         units = set(self.language_model._no_split_modules or ())
         return [module for module in self.language_model.modules() if type(module).__name__ in units]
 
     def _response_states(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
-        """The final states [B, R, width] that the response tokens follow from, one position before each."""
+        """The final states [B, R, width] from which the response tokens are predicted, one position before each."""
         length = input_ids.shape[1]
         if not 0 < response_length < length:
             raise SequenceShapeError(
@@ -284,8 +285,8 @@ class CausalLM(LanguageModel):
     ) -> TokenOutput:
         """Score the last `response_length` tokens of [B, L] rows under the distribution at `temperature`.
 
-        Logits are computed for those tokens only, and at most `LOGITS_PER_CHUNK` of them are held at a time; entries of
-        padding mean nothing. Raises SequenceShapeError.
+        Logits are computed for those tokens only, at most `LOGITS_PER_CHUNK` at a time. Entries of padding have no
+        meaning. Raises SequenceShapeError.
         """
         states = self._response_states(input_ids, attention_mask, response_length).flatten(0, 1)
         shape, tokens = (len(input_ids), response_length), input_ids[:, -response_length:].flatten()
@@ -301,8 +302,8 @@ class CausalLM(LanguageModel):
         return TokenOutput(logprobs.view(shape).clone(), entropy.view(shape).clone())  # FSDP hooks views
 
     def logits(self, states: Tensor) -> Tensor:
-        """Of the next token, float32 [..., V], from final states [..., width]: what the model's own forward makes of
-        them, its factor and cap included."""
+        """Logits of the next token, float32 [..., V], from final states [..., width], scaled and capped as in the
+        model's own forward pass."""
         config = self.language_model.config.get_text_config()
         scale, cap = logits_scale(config), logits_cap(config)
         logits: Tensor = self.language_model.get_output_embeddings()(states).float()
@@ -312,9 +313,9 @@ class CausalLM(LanguageModel):
 
 
 class CausalValueModel(LanguageModel):
-    """A critic: a language model with one linear output per token in place of the vocabulary's.
+    """A critic: a language model with one linear output per token instead of the vocabulary's logits.
 
-    It is read from a critic's directory or from a policy's, whose output layer is left out; its own is random then.
+    It is loaded from a critic's directory, or from a policy's; then its output layer is random.
     """
 
     _auto = AutoModelForTokenClassification
@@ -323,13 +324,13 @@ class CausalValueModel(LanguageModel):
     _settings = {"num_labels": 1}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, response_length: int) -> Tensor:
-        """Values [B, R], float32, of the states before each of the last R tokens. Raises SequenceShapeError."""
+        """Values float32 [B, R] of the states before each of the last R tokens. Raises SequenceShapeError."""
         states = self._response_states(input_ids, attention_mask, response_length)
         values: Tensor = self._score_layer()(states)
         return values.squeeze(-1).float().clone()  # FSDP hooks views
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Those of the output layer."""
+        """The parameters of the output layer."""
         return list(self._score_layer().parameters())
 
     def _score_layer(self) -> nn.Module:
@@ -345,11 +346,11 @@ def read_pretrained(
     may_ignore: tuple[str, ...] = (),
     **settings: Any,
 ) -> PreTrainedModel:
-    """What `auto`, a class such as AutoModelForCausalLM, makes of a directory, from the disk alone, without remote code
-    and from safetensors. `may_lack`, `may_ignore`: beginnings of names as in `LanguageModel`; `settings` go to `auto`.
+    """Load a directory with `auto`, a class such as AutoModelForCausalLM, from safetensors on the local disk, without
+    remote code. `may_lack`, `may_ignore`: beginnings of names as in `LanguageModel`. `settings` are passed to `auto`.
     Raises CheckpointFormatError."""
-    read_policy_config(directory)  # a name that is no directory here would be looked up on the hub
-    transformers.logging.set_verbosity_error()  # what is missing or unexpected is said below
+    read_policy_config(directory)  # transformers would look for a missing directory on the hub
+    transformers.logging.set_verbosity_error()  # the error below lists the same
     transformers.logging.disable_progress_bar()
     try:
         model, found = auto.from_pretrained(
@@ -377,7 +378,7 @@ def read_pretrained(
 
 
 def logits_scale(config: PreTrainedConfig) -> float:
-    """What a family multiplies the output layer's numbers by; 1 where it has no such factor."""
+    """The factor by which a family multiplies the output layer's results; 1 if it has none."""
     scale = float(getattr(config, "logit_scale", None) or 1.0)  # cohere
     scale *= getattr(config, "lm_head_multiplier", 1.0)  # falcon_h1
     scale /= getattr(config, "logits_mup_width_multiplier", 1.0)  # inkling
@@ -386,7 +387,7 @@ def logits_scale(config: PreTrainedConfig) -> float:
 
 
 def logits_cap(config: PreTrainedConfig) -> float | None:
-    """The limit that a family bends its logits to (gemma2, recurrent_gemma); None: none."""
+    """The limit of a family's logits, which tanh applies (gemma2, recurrent_gemma); None: no limit."""
     cap: float | None = getattr(config, "final_logit_softcapping", None) or getattr(config, "logits_soft_cap", None)
     return cap
 
@@ -404,21 +405,22 @@ def _score(
 
 
 def saved_adapters(directory: Path) -> dict[str, Any]:
-    """`rank`, `alpha` and `targets` of adapters that peft wrote: plain ones of named layers. Raises ValueError for
-    others, OSError where there are none."""
+    """`rank`, `alpha` and `targets` of adapters that peft wrote. Raises ValueError unless they are plain LoRA of named
+    layers, and OSError if there are none."""
     from peft import LoraConfig
 
     said, usual = json.loads((directory / ADAPTER_CONFIG).read_text()), LoraConfig().to_dict()
-    if said.get("init_lora_weights") in (True, False, "gaussian"):  # others change the weights beneath
+    if said.get("init_lora_weights") in (True, False, "gaussian"):  # others change the base weights
         said.pop("init_lora_weights")
     other = [name for name, x in said.items() if x and name not in _LORA_FIELDS and x != usual.get(name)]
     if other or not isinstance(said.get("target_modules"), list):
-        raise ValueError(f"plain LoRA of named layers is read, and this has {', '.join(other) or 'other targets'}")
+        text = f"only plain LoRA of named layers is supported, and this has {', '.join(other) or 'other targets'}"
+        raise ValueError(text)
     return {"rank": said["r"], "alpha": said["lora_alpha"], "targets": said["target_modules"]}
 
 
 def _adapter_name(name: str) -> str:
-    """peft's, of a parameter of a model."""
+    """peft's name of a model's parameter."""
     return "base_model.model." + name.replace(".default.", ".")
 
 

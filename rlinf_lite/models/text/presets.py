@@ -1,17 +1,17 @@
-"""Language models that are built from a config instead of downloaded; importable without torch."""
+"""Configs of small language models that start from random weights; importable without torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 CHAR_VOCAB_SIZE = 100
-"""Ids of assets/char_tokenizer."""
+"""Number of ids in assets/char_tokenizer."""
 
 
 def preset(size: str) -> dict[str, Any]:
     """`config.json` of a Llama over the character tokenizer: tiny (0.8 M parameters) or small (4.7 M).
 
-    Not of a Qwen2: for that model type AutoTokenizer puts its own splitting in place of a tokenizer file's.
+    Not a Qwen2, since for that model type AutoTokenizer replaces the splitting rule of the tokenizer file.
 
     Raises:
         ValueError: for any other size.

@@ -1,9 +1,9 @@
-"""Checks that a language model computes here what its own forward pass computes; made once, before anything trains.
+"""Checks, before training, that scoring and generation give the results of a language model's own forward pass.
 
-Scoring pads rows on the left and computes logits for responses only; generation has a cache of its own. Some families
-have layers or outputs for which this is wrong: recurrent layers that see padding, attention to later tokens, rotary
-frequencies that depend on the longest row, another output layer. They would train as another distribution, without an
-error. There is no list of such families: a few forward passes of at most `max_length` tokens show it for each model.
+Scoring pads rows on the left and computes logits for responses only; generation has its own cache. For some families
+this is wrong: recurrent layers that see padding, attention to later tokens, rotary frequencies that depend on the
+longest row, an unusual output layer. They would train another distribution, without an error. Instead of a list of
+families, a few forward passes of at most `max_length` tokens are compared for each model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from rlinf_lite.models.text.causal_lm import CausalLM, LanguageModel, Unsupporte
 from rlinf_lite.scheduler.heartbeat import report_progress
 
 _TOLERANCE = {True: 2e-4, False: 5e-2}
-"""Largest difference, relative to the largest logit, in float32 (True; it rounds to about 1e-6) and in other types."""
+"""Largest difference allowed, relative to the largest logit: in float32 (True), which rounds to about 1e-6, and in
+other types (False)."""
 
 
 @torch.no_grad()
 def check_supported(model: LanguageModel, max_length: int) -> None:
-    """Compare a policy's log-probabilities, or a critic's values, of rows of up to `max_length` tokens, padded on the
-    left, with what the model's own forward gives for the tokens before each, alone and unpadded.
+    """Compare a policy's log-probabilities, or a critic's values, of left-padded rows of up to `max_length` tokens with
+    the results of the model's own forward pass over each row alone, without padding.
 
-    Raises UnsupportedModelError.
+    Raises UnsupportedModelError if they differ.
     """
     own = model.language_model
-    is_flash = "flash" in own.config._attn_implementation  # which knows no float32
+    is_flash = "flash" in own.config._attn_implementation  # flash attention has no float32
     with refusing(model), torch.autocast(own.device.type, torch.bfloat16) if is_flash else nullcontext():
         num_compared = min(2, max_length - 1)
         lengths = (max_length, min(num_compared + 3, max_length))  # a long and a short row
@@ -50,7 +51,7 @@ def check_supported(model: LanguageModel, max_length: int) -> None:
 
 
 def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
-    """Logits float32 [num, V] by the model's own forward pass over `tokens` [L], at its last `num` positions."""
+    """Logits float32 [num, V] of the last `num` positions, by the model's own forward pass over `tokens` [L]."""
     report_progress()
     own = model.language_model
     accepted = inspect.signature(type(own).forward).parameters
@@ -61,7 +62,7 @@ def own_logits(model: LanguageModel, tokens: Tensor, num: int) -> Tensor:
 
 
 def probe_tokens(model: LanguageModel, length: int, seed: int) -> Tensor:
-    """Ids [length] on the model's device, the same for the same `seed`, without the id for padding."""
+    """Random ids [length] on the model's device, a function of `seed`, without the padding id."""
     config = model.language_model.config.get_text_config()
     ids = torch.randint(config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed))
     ids[ids == getattr(config, "pad_token_id", None)] += 1
@@ -69,12 +70,12 @@ def probe_tokens(model: LanguageModel, length: int, seed: int) -> Tensor:
 
 
 def check_equal(model: LanguageModel, what: str, found: Tensor, expected: Tensor, scale: Tensor) -> None:
-    """Raise UnsupportedModelError where they differ by more than the rounding of numbers as large as `scale`."""
+    """Raises UnsupportedModelError if the two differ by more than the rounding of numbers as large as `scale`."""
     own = model.language_model
     exact = own.dtype == torch.float32 and not torch.is_autocast_enabled(own.device.type)
     limit = _TOLERANCE[exact] * float(scale) + 1e-6
     gap = float((found - expected).abs().max())
-    if not gap <= limit:  # nan is not
+    if not gap <= limit:  # also true for nan
         raise UnsupportedModelError(
             f"models of type {own.config.model_type!r} with this config are not supported: {what} computed here differ "
             f"by {gap:.2g} from those of the model's own forward pass, and rounding would be {limit:.1g} at most. Use "

@@ -1,4 +1,4 @@
-"""Between actions in the environment's units and the 256 tokens per dimension that the language model speaks."""
+"""Conversion between actions in the environment's units and the language model's 256 action tokens per dimension."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from rlinf_lite.models.vla.config import VLAConfig
 
 RANGES = ("min", "max", "q01", "q99")
-"""Statistics that are read, two of them by `norm_type`."""
+"""Statistics that a policy may read; `norm_type` says which two."""
 
 
 class StatisticsError(ValueError):
-    """The policy's normalisation statistics do not serve: a wrong `unnorm_key`, a missing entry, a wrong length."""
+    """The policy's statistics cannot be used: wrong `unnorm_key`, missing entry or wrong length."""
 
 
 class Normalizer:
-    """Maps the range that the statistics of `action` or `proprio` name onto [-1, 1], where their mask says so."""
+    """Maps the statistics' range of `action` or `proprio` onto [-1, 1], in the dimensions that their mask marks."""
 
     def __init__(self, cfg: VLAConfig, name: str, num_dims: int) -> None:
-        """Raises StatisticsError where the statistics do not fit."""
+        """Raises StatisticsError if the statistics do not fit."""
         low_name, high_name = ("q01", "q99") if cfg.norm_type == "bounds_q99" else ("min", "max")
         entry = dataset_statistics(cfg).get(name, {})
         missing = [key for key in (low_name, high_name) if key not in entry]
@@ -40,11 +40,11 @@ class Normalizer:
         self.scale = _float32(np.where(mask, np.maximum((high - low) / 2, 1e-8), 1.0))  # [num_dims]
 
     def normalize(self, x: Tensor) -> Tensor:
-        """`x` [..., num_dims], clipped to [-1, 1]."""
+        """`x` [..., num_dims] normalised and clipped to [-1, 1]."""
         return ((x - self.offset.to(x.device)) / self.scale.to(x.device)).clamp(-1.0, 1.0)
 
     def unnormalize(self, x: Tensor) -> Tensor:
-        """The inverse of `normalize`, of [..., num_dims]."""
+        """The inverse of `normalize`, for `x` [..., num_dims]."""
         return self.offset.to(x.device) + self.scale.to(x.device) * x
 
     def usual_range(self) -> tuple[list[float], list[float]]:
@@ -54,14 +54,14 @@ class Normalizer:
 
 
 class ActionCodec:
-    """256 bins over [-1, 1] per dimension, and the statistics' map to the environment's units.
+    """Converts actions to bins, 256 over [-1, 1] per dimension, and back.
 
-    Bin r is the token `first_action_id + r`, and bins descend in value: the last is nearest to -1. The 256 edges have
-    only 255 centres between them, so bins 0 and 1 share the largest.
+    Bin r is the token `first_action_id + r`. Values of bins descend: the last is nearest to -1. The 256 edges have only
+    255 centres between them, so bins 0 and 1 both have the largest value.
     """
 
     def __init__(self, cfg: VLAConfig) -> None:
-        """Raises StatisticsError where the statistics do not fit."""
+        """Raises StatisticsError if the statistics do not fit."""
         self.num_bins = cfg.n_action_bins
         self.normalizer = Normalizer(cfg, "action", cfg.action_dim)
         edges = np.linspace(-1, 1, self.num_bins)
@@ -70,16 +70,17 @@ class ActionCodec:
         self.values = _float32(np.concatenate([centres[-1:], centres[::-1]]))  # [num_bins], by bin
 
     def decode(self, bins: Tensor) -> Tensor:
-        """Actions float32 [..., D], on the CPU and in the environment's units, of bins [..., D]."""
+        """Actions float32 [..., D] of bins [..., D], on the CPU, in the environment's units."""
         return self.normalizer.unnormalize(self.values[bins.cpu()])
 
     def encode(self, actions: Tensor) -> Tensor:
-        """The bins that hold actions [..., D], given in the environment's units."""
+        """The bins of actions [..., D] in the environment's units."""
         normalized = self.normalizer.normalize(actions).double()
         return self.num_bins - torch.bucketize(normalized, self._edges.to(actions.device), right=True)
 
     def soft_labels(self, actions: Tensor, sigma: float) -> Tensor:
-        """Gaussians around actions [..., D], `sigma` wide in normalised units, as distributions [..., D, num_bins]."""
+        """Distributions over bins [..., D, num_bins]: Gaussians around actions [..., D]; `sigma`, their standard
+        deviation, is in normalised units."""
         distance = (self.normalizer.normalize(actions)[..., None] - self.values.to(actions.device)) / sigma
         return torch.softmax(-0.5 * distance.square(), dim=-1)
 
@@ -89,7 +90,7 @@ def _float32(x: np.ndarray) -> Tensor:
 
 
 def dataset_statistics(cfg: VLAConfig) -> dict[str, Any]:
-    """The entry of `norm_stats` that `unnorm_key` names. Raises StatisticsError, listing the keys there are."""
+    """The entry of `norm_stats` that `unnorm_key` names. Raises StatisticsError, which lists the known keys."""
     known = ", ".join(cfg.norm_stats)
     if cfg.unnorm_key is None:
         if len(cfg.norm_stats) == 1:

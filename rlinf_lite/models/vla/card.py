@@ -1,4 +1,4 @@
-"""OpenVLA's card: options, and what does not fit."""
+"""OpenVLA's card: its options, and the checks of a run's config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class OpenVLALoraOptions(LoraOptions):
     save_base: bool = True
-    """Checkpoints hold the base weights too; false: adapters, value head and the path of what they belong to."""
+    """Checkpoints hold the base weights too; false: only adapters, value head and the path of the base weights."""
 
 
 class OpenVLAOptions(Section):
@@ -36,9 +36,9 @@ class OpenVLAOptions(Section):
     parallel_decoding: bool | None = None
     """All action tokens in one pass (OpenVLA-OFT), or one by one (OpenVLA). null: the checkpoint's; true."""
     append_stop: bool | None = None
-    """Keep the stop token behind the action slots. null: the checkpoint's."""
+    """Append the stop token to the action slots. null: the checkpoint's."""
     unnorm_key: str | None = None
-    """Whose statistics normalise actions. null: the checkpoint's, where it has just one."""
+    """Name of the statistics that normalise actions. null: the checkpoint's, if it has just one."""
     norm_type: Literal["bounds_q99", "bounds"] | None = None
     """Actions span q01 to q99, or min to max. null: the checkpoint's."""
     center_crop: bool | None = None
@@ -46,9 +46,9 @@ class OpenVLAOptions(Section):
     cameras: list[str] | None = None
     """The environment's cameras, in order. null: the checkpoint's; all."""
     use_proprio: bool | None = None
-    """The robot's state enters as a token. null: the checkpoint's; false."""
+    """The robot's state is read, as a token. null: the checkpoint's; false."""
     max_prompt_length: PositiveInt | None = None
-    """Tokens that every prompt is padded to. null: the checkpoint's."""
+    """Number of tokens that every prompt is padded to. null: the checkpoint's."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels."""
     gradient_checkpointing: bool = False
@@ -56,7 +56,7 @@ class OpenVLAOptions(Section):
     compile: bool = False
     """torch.compile every layer."""
     sft_label_sigma: NonNegativeFloat = 0.0
-    """Labels are Gaussians over the action bins, this wide where [-1, 1] is the action range; 0: one bin."""
+    """Standard deviation of the labels, Gaussians over the action bins on [-1, 1]; 0: the label is one bin."""
     lora: OpenVLALoraOptions = OpenVLALoraOptions()
 
 
@@ -103,7 +103,7 @@ class OpenVLA(PolicyCard):
 
         try:
             encoder = PromptEncoder.from_directory(found[0], cfg)
-        except TokenizerError:  # loading the policy says so
+        except TokenizerError:  # loading the policy raises it
             return
         except PromptTooLongError as error:
             key, text = str(error).split(": ", 1)

@@ -1,12 +1,12 @@
-"""OpenVLA policies as directories: the published layout, and our own additions in files of their own.
+"""Reads and writes directories of OpenVLA policies: the published layout, and our additions in extra files.
 
-    config.json                 as published, and in it `policy_id` and `rlinf_lite`: this policy's settings
+    config.json                 as published, with `policy_id` and `rlinf_lite` (this policy's settings) added
     model*.safetensors          as published, in shards of at most 5 GB
     rlinf_lite.safetensors      value head, slot embeddings, adapters, a proprio projector that no published file had
-    dataset_statistics.json, proprio_projector--*.pt, tokenizer files and what else came with the weights
+    dataset_statistics.json, proprio_projector--*.pt, tokenizer files and other files that came with the weights
 
-So a fine-tuned policy loads wherever its base model does. A policy with adapters is an exception: others read its base
-weights from these files; `merge_adapters` gives one whose weights are its own.
+So other programs that load the base model load a fine-tuned policy too. They ignore adapters, and would see the base
+weights: call `merge_adapters` before saving for them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from rlinf_lite.models.vla.keymap import DINO_CLASS, DINO_POSITIONS, EMBEDDING, 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADDITIONS = "rlinf_lite.safetensors"
-"""What the published layout has no place for; see `KeyMap.additions`."""
+"""File of the tensors that the published layout does not have; see `KeyMap.additions`."""
 PROPRIO = "proprio_projector"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
-# heads cannot be told from the weights, so sizes follow from the beginning of timm's name
+# sizes by the beginning of timm's name, since weights do not show the number of heads
 _TOWERS = {
     "vit_large_patch14_reg4_dinov2": TowerConfig(1024, 24, 16, 4096),
     "vit_so400m_patch14_siglip": TowerConfig(1152, 27, 16, 4304),
     "vit_base_patch16_siglip": TowerConfig(768, 12, 12, 3072),
 }
-# of the tokenizer: (first token of every prompt, last token of every prompt)
+# first and last token of every prompt, by the language model's type
 _PROMPT_ENDS: dict[str, tuple[int | None, int]] = {"llama": (1, 29871), "qwen2": (None, 220)}
-_OWN_KEYS = ("policy_id", "rlinf_lite")  # of config.json
+_OWN_KEYS = ("policy_id", "rlinf_lite")  # our keys in config.json
 _CARRIED = (
     "*.json",
     "*.py",
@@ -66,25 +66,25 @@ _LEFT_OUT = ("config.json", INDEX, "adapter_config.json")
 
 @dataclass
 class Origin:
-    """What came with a policy's weights, is no part of it, and goes out with them again."""
+    """Files and tensors that were loaded with a policy's weights, are not part of it, and are saved with it again."""
 
     config: dict[str, Any] = field(default_factory=dict)
-    """Published `config.json`."""
+    """The published `config.json`."""
     files: dict[str, bytes] = field(default_factory=dict)
-    """Tokenizer, statistics, code for others, heads that this policy does not use."""
+    """Tokenizer, statistics, published code, heads that this policy does not use."""
     proprio_file: str | None = None
     weights_dir: Path | None = None
-    """Where the published tensors were read."""
+    """Directory from which the published tensors were read."""
     unread: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that no forward pass reads."""
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Types of the tensors in the files, by published name."""
     trained: list[str] = field(default_factory=list)
-    """Base weights that are not those of `weights_dir`: the directory was written with `save_base: false`."""
+    """Names of base weights that differ from those in `weights_dir`; the policy was saved with `save_base: false`."""
 
     @classmethod
     def of(cls, directory: Path, config: Mapping[str, Any]) -> Origin:
-        """The files of a directory, without the tensors. `config`: what `read_policy_config` returns."""
+        """The files of a directory, without the tensors. `config`: the result of `read_policy_config`."""
         files = sorted({file for pattern in _CARRIED for file in directory.glob(pattern)})
         proprio = _part_file(directory, PROPRIO)
         return cls(
@@ -95,10 +95,10 @@ class Origin:
 
 
 def read_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
-    """The settings of the policy in `directory`, ours or a published one. `config`: what `read_policy_config` returns.
+    """The settings of the policy in `directory`, ours or a published one. `config`: the result of `read_policy_config`.
 
     Raises:
-        CheckpointFormatError: where something that it names is not supported.
+        CheckpointFormatError: if the policy has an unsupported part.
     """
     if "rlinf_lite" not in config:
         return _published_config(directory, config)
@@ -109,12 +109,12 @@ def read_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
 def read_state(
     directory: Path, config: Mapping[str, Any], cfg: VLAConfig, own: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], Origin]:
-    """The state dict that is stored in `directory`, named and shaped as `own`, and what came with it.
+    """The state dict stored in `directory`, with the names and shapes of `own`, and the other files and tensors there.
 
-    A published directory has no additions (see `KeyMap`), and neither has its state dict.
+    For a published directory the state dict lacks the additions (see `KeyMap`).
 
     Raises:
-        CheckpointFormatError: listing missing, foreign and misshapen tensors.
+        CheckpointFormatError: listing tensors that are missing, unexpected or of the wrong shape.
     """
     entry = config.get("rlinf_lite")
     origin = Origin.of(directory, config)
@@ -133,7 +133,7 @@ def read_state(
         check_tensors({name: own[name] for name in known}, additions, str(directory / ADDITIONS))
         origin.trained = sorted(additions.keys() - {*keys.additions, DINO_CLASS, DINO_POSITIONS})
         state |= additions
-        if cfg.tied_embeddings:  # it may have been trained, and be among them under one name
+        if cfg.tied_embeddings:  # the additions may have a trained embedding, under its first name only
             state[LM_HEAD] = state[EMBEDDING]
     return state, origin
 
@@ -148,8 +148,8 @@ def write(
 ) -> None:
     """Write the policy whose state dict is `state`.
 
-    `without_base`: names of tensors that trained; the others are those of the directory that the policy came from, and
-    are left there.
+    `without_base`: names of the trained tensors. If given, only they and the additions are written, with the path of
+    the directory that has the other weights.
     """
     base = None
     if without_base is not None:
@@ -172,12 +172,12 @@ def write(
     keys = KeyMap(cfg, state, with_proprio=origin.proprio_file is not None)
     additions = {*keys.additions, *(without_base or ())}
     if DINO_POSITIONS in state and bool(state[DINO_POSITIONS][:, 0].any()):
-        additions |= {DINO_CLASS, DINO_POSITIONS}  # timm's class token has no position: it would come back otherwise
+        additions |= {DINO_CLASS, DINO_POSITIONS}  # the published layout has only the sum of the two
     write_tensors({name: state[name] for name in sorted(additions)}, directory / ADDITIONS, {"format": "pt"})
     if without_base is not None:
         return
     tensors = {}
-    for name, tensor in keys.to_published(state).items():  # in the type of the file, unless values do not fit that
+    for name, tensor in keys.to_published(state).items():  # in the file's type, if that holds the values exactly
         narrow = tensor.to(origin.dtypes.get(name, tensor.dtype))
         fits = narrow is tensor or torch.equal(narrow.to(tensor.dtype), tensor)
         tensors[name] = (narrow if fits else tensor).contiguous()
@@ -186,23 +186,23 @@ def write(
         prefix = f"{PROPRIO}."
         part = {name.removeprefix(prefix): tensors.pop(name) for name in list(tensors) if name.startswith(prefix)}
         file = io.BytesIO()
-        torch.save(part, file)  # whose own error on a full disk says nothing of that
+        torch.save(part, file)  # not to disk: its error would not say that the disk is full
         (directory / origin.proprio_file).write_bytes(file.getvalue())
     save_torch_state_dict(tensors, directory, metadata={"format": "pt"})
 
 
 def _published_config(directory: Path, config: Mapping[str, Any]) -> VLAConfig:
-    """What a published `config.json` and its neighbours say; the rest has `VLAConfig`'s defaults.
+    """Settings from a published `config.json` and the files beside it; other fields have `VLAConfig`'s defaults.
 
     Raises:
-        CheckpointFormatError: where the policy has a part that is not supported.
+        CheckpointFormatError: if the policy has an unsupported part.
     """
     if config.get("image_resize_strategy", "resize-naive") != "resize-naive":
         raise _unsupported(directory, f"image_resize_strategy {config['image_resize_strategy']!r}", "resize-naive")
     text = {"model_type": "llama", "vocab_size": 32064, **config["text_config"]}
     if text["model_type"] not in _PROMPT_ENDS:
         raise _unsupported(directory, f"a language model of type {text['model_type']}", ", ".join(_PROMPT_ENDS))
-    for name in ("torch_dtype", "dtype"):  # of the file; transformers would build the model in it
+    for name in ("torch_dtype", "dtype"):  # the file's type, in which transformers would build the model
         text.pop(name, None)
     bos, empty = _PROMPT_ENDS[text["model_type"]]
     if _part_file(directory, "vision_backbone") is not None:
@@ -241,10 +241,10 @@ def _tower(directory: Path, towers: Mapping[str, list[int] | None], kind: str) -
 
 
 def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
-    """All tensors by their published names, those of the proprio projector included and adapters merged.
+    """All tensors by published name, with the proprio projector's, and with peft's adapters merged.
 
     Raises:
-        CheckpointFormatError: where files are missing, damaged, or of a kind that is not supported.
+        CheckpointFormatError: if files are missing, damaged or unsupported.
     """
     if (directory / WEIGHTS).is_file():  # before shards, as in transformers
         names = [WEIGHTS]
@@ -255,7 +255,7 @@ def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
     missing = [name for name in names if not (directory / name).is_file()]
     if missing or not names:
         what = f"{INDEX} names {', '.join(missing)}, which is not there" if missing else "it has no *.safetensors"
-        raise CheckpointFormatError(f"{directory} has no whole set of weights: {what}. Download it again")
+        raise CheckpointFormatError(f"{directory} lacks files of its weights: {what}. Download it again")
     tensors: dict[str, Tensor] = {}
     for name in names:
         tensors |= _read_tensors(directory / name)
@@ -265,7 +265,7 @@ def _published_tensors(directory: Path, tied: bool) -> dict[str, Tensor]:
 
 
 def _read_tensors(file: Path) -> dict[str, Tensor]:
-    """`read_tensors` with an error that names the file."""
+    """`read_tensors`. Raises CheckpointFormatError, which names the file."""
     try:
         return read_tensors(file)
     except (OSError, SafetensorError) as error:
@@ -273,7 +273,7 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
 
 
 def _part_file(directory: Path, part: str) -> Path | None:
-    """The one file of OpenVLA-OFT's `<part>--<step>_checkpoint.pt`, or None."""
+    """OpenVLA-OFT's file `<part>--<step>_checkpoint.pt`, or None. Raises CheckpointFormatError if there are several."""
     files = sorted(directory.glob(f"{part}--*.pt"))
     if len(files) > 1:
         raise CheckpointFormatError(f"{directory} has {' and '.join(f.name for f in files)}. Leave the one to use")
@@ -281,26 +281,26 @@ def _part_file(directory: Path, part: str) -> Path | None:
 
 
 def _read_part(directory: Path, part: str) -> dict[str, Tensor]:
-    """What such a file holds; nothing where there is none."""
+    """The tensors in the file of a part (see `_part_file`); empty if there is none."""
     file = _part_file(directory, part)
     tensors = {} if file is None else torch.load(file, map_location="cpu", weights_only=True)
     return {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
 
 
 def _merge_adapter(tensors: dict[str, Tensor], directory: Path, tied: bool) -> None:
-    """Add peft's low-rank adapters in `directory` to the published weights that they were trained on, in place.
+    """Merge peft's low-rank adapters in `directory` into the published weights, in place.
 
-    W += alpha / r * B @ A, computed in fp32. Adapters of published checkpoints name timm's modules, so this comes
-    before any renaming. `tied`: the output layer has the embedding's weights.
+    W += alpha / r * B @ A, computed in fp32. Adapters of published checkpoints have timm's names, so this comes before
+    any renaming. `tied`: the output layer shares the embedding's weights.
 
     Raises:
-        CheckpointFormatError: listing adapter tensors that belong to no weight, or are none of plain LoRA.
+        CheckpointFormatError: listing adapter tensors that belong to no weight, or do not belong to plain LoRA.
     """
     config_file, weights_file = (directory / name for name in _ADAPTER)
     config, adapter = json.loads(config_file.read_text()), _read_tensors(weights_file)
     if config.get("alpha_pattern"):
         raise _unsupported(directory, "alpha_pattern in adapter_config.json", "one lora_alpha")
-    if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):  # changes the weights beneath
+    if (start := config.get("init_lora_weights", True)) not in (True, False, "gaussian"):  # others change base weights
         raise _unsupported(directory, f"init_lora_weights {start!r} in adapter_config.json", "true, false, 'gaussian'")
     matrices = {re.sub(r"^base_model\.model\.|(?<=lora_[AB])\.default", "", name): x for name, x in adapter.items()}
     unexpected = []
@@ -311,7 +311,7 @@ def _merge_adapter(tensors: dict[str, Tensor], directory: Path, tied: bool) -> N
         if kind not in ("A.weight", "B.weight") or weight not in tensors or other not in matrices:
             unexpected.append(name)
         elif tied and weight == LM_HEAD:
-            what = "an adapter of the output layer, which has the embedding's weights (tie_word_embeddings)"
+            what = "an adapter of the output layer, which shares the embedding's weights (tie_word_embeddings)"
             raise _unsupported(directory, what, "adapters of other layers")
         elif kind == "A.weight":
             rank = len(matrix)

@@ -1,4 +1,4 @@
-"""What an OpenVLA policy is made of and how it behaves; JSON, and importable without torch."""
+"""The settings of OpenVLA policies: architecture, behaviour and statistics. Importable without torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPENVLA_PROMPT = "In: What action should the robot take to {instruction}?\nOut: 
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """A vision transformer. `num_layers` counts the published blocks; the last one is never used, so not built."""
+    """Sizes of a vision transformer. `num_layers` counts the published blocks; the last is not used and not built."""
 
     hidden_size: int
     num_layers: int
@@ -30,7 +30,7 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class VLAConfig:
-    """Architecture, behaviour and statistics of one policy. Defaults are those of the published 7B OpenVLA."""
+    """Architecture, behaviour and statistics of one policy; JSON. Defaults are those of the published 7B OpenVLA."""
 
     # architecture
     dino: TowerConfig | None = TowerConfig(1024, 24, 16, 4096)
@@ -43,16 +43,16 @@ class VLAConfig:
     )
     """Arguments of the language model's transformers config class."""
     pad_to_multiple_of: int = 64
-    """Rows at the end of the vocabulary that no token has; action tokens are the `n_action_bins` before them."""
+    """Rows at the end of the vocabulary that belong to no token; action tokens are the `n_action_bins` before them."""
     n_action_bins: int = 256
     value_hidden_sizes: tuple[int, ...] = (512, 128)
     learned_slots: bool = False
-    """Each action slot has a learned embedding, where published checkpoints have zeros; parallel decoding only."""
+    """Each action slot has a learned embedding, instead of the published zeros; parallel decoding only."""
     sincos_positions: bool = False
     """Image positions start as 2D sines and cosines instead of random numbers."""
 
     lora: dict[str, Any] = field(default_factory=dict)
-    """Adapters within the policy: `rank`, `alpha`, `targets` and `also_train` of `model.options.lora`; empty: none."""
+    """Adapters in the policy: `rank`, `alpha`, `targets` and `also_train` of `model.options.lora`; empty: none."""
 
     # actions and observations
     action_dim: int = 7
@@ -60,34 +60,34 @@ class VLAConfig:
     cameras: tuple[str, ...] = ("image",)
     """Names of the environment's cameras, in the order in which their patches enter the sequence."""
     proprio_dim: int = 0
-    """State numbers that enter as one token through the proprio projector; 0: none."""
+    """State numbers, which the proprio projector turns into one token; 0: no state is read."""
     center_crop: bool = False
-    """Crop 90% of the image's area, as the checkpoint's training augmentation did on average."""
+    """Crop to the central 90% of the image's area, the average crop of the checkpoint's training augmentation."""
 
     # prompt
     prompt: str = OPENVLA_PROMPT
     """`{instruction}` is replaced by the lower-case instruction."""
     max_prompt_length: int = 64
-    """Tokens that a prompt is padded to, first (`<s>`) and last (the empty token) included."""
+    """Number of tokens that a prompt is padded to, first (`<s>`) and last (the empty token) included."""
     bos_token_id: int | None = 1
-    """The token that every prompt starts with; null: the tokenizer adds none (Qwen2)."""
+    """The first token of every prompt; None: the tokenizer adds none (Qwen2)."""
     stop_token_id: int = 2
     empty_token_id: int = 29871
-    """The token that every prompt ends in."""
+    """The last token of every prompt."""
 
     # decoding
     parallel_decoding: bool = True
     """True: OpenVLA-OFT, all action tokens in one bidirectional pass. False: OpenVLA, one by one, causal."""
     append_stop: bool = True
-    """Keep the embedded stop token after the action slots; parallel decoding only, differs between publishers."""
+    """Append the stop token's embedding to the action slots; parallel decoding only; publishers differ in this."""
     value_type: Literal["chunk_level", "action_level"] = "chunk_level"
     temperature: float = 1.0
 
     # statistics
     norm_type: Literal["bounds_q99", "bounds"] = "bounds_q99"
-    """What [-1, 1] maps onto: q01 and q99, or min and max."""
+    """The range of actions that [-1, 1] maps onto: q01 to q99, or min to max."""
     unnorm_key: str | None = None
-    """Entry of `norm_stats`; null where there is just one."""
+    """Name of the entry of `norm_stats` to use; None: its only one."""
     norm_stats: dict[str, Any] = field(default_factory=dict)
     """{dataset: {"action": {"q01", "q99", "min", "max", "mask"}, "proprio": {...}}}, as published."""
 
@@ -97,7 +97,7 @@ class VLAConfig:
 
     @property
     def first_action_id(self) -> int:
-        """Id of the action token that stands for the largest value; the last one is 31999 in Llama-2."""
+        """Id of the first action token, which stands for the largest value; the last id is 31999 in Llama-2."""
         return int(self.text["vocab_size"]) - self.pad_to_multiple_of - self.n_action_bins
 
     @property
@@ -106,17 +106,17 @@ class VLAConfig:
 
     @property
     def num_patches(self) -> int:
-        """Of one camera."""
+        """Patches per camera."""
         return (self.image_size // self.patch_size) ** 2
 
     @property
     def vision_dim(self) -> int:
-        """Width of a patch: that of both towers together."""
+        """Width of a patch: the sum of both towers' widths."""
         return sum(tower.hidden_size for tower in (self.dino, self.siglip) if tower is not None)
 
     @property
     def tied_embeddings(self) -> bool:
-        """Whether the output layer has the embedding's weights."""
+        """Whether the output layer shares the embedding's weights."""
         return bool(self.text.get("tie_word_embeddings"))
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class VLAConfig:
 
     @classmethod
     def from_dict(cls, config: dict[str, Any]) -> Self:
-        """Raises TypeError for a key that is none of this class's."""
+        """Raises TypeError for a key that is no field of this class."""
         arguments = dict(config)
         for name in ("dino", "siglip"):
             if isinstance(arguments.get(name), dict):
@@ -137,10 +137,10 @@ class VLAConfig:
 
 
 def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
-    """`cfg` with what a run's `model` section says of it; null there keeps what is here.
+    """`cfg` changed by a run's `model` section; options that are null there keep their values.
 
     Raises:
-        ProblemError: where the weights of `cfg` cannot serve what the run wants.
+        ProblemError: if the weights of `cfg` do not allow what the run asks for.
     """
     options = model.options
     if cfg.learned_slots and model.num_action_chunks != cfg.num_action_chunks:
@@ -173,11 +173,11 @@ def with_run_settings(cfg: VLAConfig, model: ModelConfig) -> VLAConfig:
 
 
 def vla_config(config: Config, seen: Observed) -> VLAConfig:
-    """That of the checkpoint which a run starts from, or of `model.options.size`, with what the run says of it. A
-    published one counts as OpenVLA's 7B with the language model that it names.
+    """Settings of a run's policy: those of its checkpoint, or of `model.options.size`, changed by the run's options. A
+    published checkpoint is taken for OpenVLA's 7B with the language model in its config.json.
 
     Raises:
-        ProblemError: where the checkpoint cannot serve what the run wants.
+        ProblemError: if the checkpoint does not allow what the run asks for.
     """
     model, directory = config.model, start_dir(config)
     if directory is not None and (directory / "config.json").is_file():
@@ -186,8 +186,13 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
             return with_run_settings(VLAConfig.from_dict(content["rlinf_lite"]["settings"]), model)
         text, statistics = published.text | content.get("text_config", {}), published_statistics(directory, content)
         return with_run_settings(replace(published, text=text, action_dim=published_action_dim(statistics)), model)
-    tiny = preset("tiny")  # whose tokenizer is that of all random weights
-    fresh = replace(
+    return with_run_settings(fresh_config(model, seen), model)
+
+
+def fresh_config(model: ModelConfig, seen: Observed) -> VLAConfig:
+    """Settings of random weights of `model.options.size`, for an environment that shows `seen`; without statistics."""
+    tiny = preset("tiny")  # random weights of all sizes have its tokenizer
+    return replace(
         preset(model.options.size),
         prompt=tiny.prompt,
         empty_token_id=tiny.empty_token_id,
@@ -195,12 +200,12 @@ def vla_config(config: Config, seen: Observed) -> VLAConfig:
         num_action_chunks=model.num_action_chunks,
         cameras=tuple(seen.cameras),
         proprio_dim=seen.state_dim if model.options.use_proprio else 0,
+        norm_type="bounds",
     )
-    return with_run_settings(fresh, model)
 
 
 def published_statistics(directory: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """By dataset; those of a fine-tuning come before those of its base model."""
+    """Statistics by dataset, from config.json and `dataset_statistics.json`; the latter, a fine-tuning's, win."""
     file = directory / STATISTICS
     return {**(config.get("norm_stats") or {}), **(json.loads(file.read_text()) if file.is_file() else {})}
 
@@ -216,7 +221,7 @@ def preset(size: str) -> VLAConfig:
 
 
 def _cpu_sized(hidden: int, layers: int, tower: TowerConfig) -> VLAConfig:
-    """Small enough for a CPU, with what makes it trainable from random weights."""
+    """Settings small enough for a CPU, with the changes that let random weights train."""
     text = {
         "model_type": "llama",
         "vocab_size": 512 + 64,

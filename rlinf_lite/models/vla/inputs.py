@@ -1,8 +1,8 @@
-"""What the policy reads: uint8 camera images as pixel values, as published image processors compute them, and
+"""Inputs of an OpenVLA policy: camera images as pixel values, as published image processors compute them, and
 instructions as token ids.
 
-Resizing and cropping end in whole grey levels, as in PIL and in the evaluation code of the published policies. So they
-can be done once, where an image is first seen, and what is kept stays uint8.
+Resizing and cropping give whole grey levels, as in PIL and in the evaluation code of the published policies. So they
+are done once per image, and stored images stay uint8.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from transformers import PreTrainedTokenizerFast
 from rlinf_lite.models.pictures import kept, resized
 from rlinf_lite.models.vla.config import VLAConfig
 
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation that DINOv2 was trained with
-_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # SigLIP's
-_CROP_SIDE = math.sqrt(0.9)  # nine tenths of the area
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation in DINOv2's training
+_HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # those in SigLIP's
+_CROP_SIDE = math.sqrt(0.9)  # a crop of nine tenths of the area
 
 
 def resize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
-    """uint8 [..., S, S, 3] of uint8 [..., H, W, 3]: resized to a square, then the centre crop where the policy has one.
+    """Images uint8 [..., H, W, 3] resized to [..., S, S, 3], then cropped to the centre if the policy does so.
 
-    The aspect ratio is not kept ("resize-naive"). Images of the right size and without a crop come back as they are.
+    The aspect ratio is not kept ("resize-naive"). Without a crop, images of the right size are returned as they are.
     """
     size = cfg.image_size
     images = resized(images, (size, size))
@@ -40,9 +40,9 @@ def resize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
 
 
 def normalize_images(images: Tensor, cfg: VLAConfig) -> Tensor:
-    """Pixel values float32 [B, cameras * towers * 3, S, S] of what `resize_images` gave, [B, cameras, S, S, 3].
+    """Pixel values float32 [B, cameras * towers * 3, S, S] of images [B, cameras, S, S, 3] from `resize_images`.
 
-    Per camera come three channels normalised for DINOv2, then three for SigLIP, or those of the one tower there is.
+    Each camera has three channels normalised for DINOv2, then three for SigLIP; only one of them for a single tower.
     """
     towers = [moments for moments, tower in ((_IMAGENET, cfg.dino), (_HALF, cfg.siglip)) if tower is not None]
     mean, std = _moments(tuple(towers), images.device)
@@ -61,9 +61,9 @@ def _moments(towers: tuple[tuple[tuple[float, ...], ...], ...], device: torch.de
 
 @kept
 def _bilinear_crop(size: int, device: torch.device) -> Tensor:
-    """Weights [out, in] that stretch the middle of a row over the whole, corner pixel on corner pixel.
+    """Weights [out, in] that stretch the middle of a row over the whole row, with corner pixels aligned.
 
-    That is what `tf.image.crop_and_resize` does, which the training and evaluation of published policies crop with.
+    `tf.image.crop_and_resize`, which published policies are trained and evaluated with, does the same.
     """
     first = (1 - _CROP_SIDE) / 2
     at = (first + torch.linspace(0, 1, size, dtype=torch.float64) * _CROP_SIDE) * (size - 1)
@@ -72,35 +72,36 @@ def _bilinear_crop(size: int, device: torch.device) -> Tensor:
 
 
 class TokenizerError(ValueError):
-    """There is no tokenizer, or not the one that the policy was trained with."""
+    """The tokenizer is missing, or is not the one that the policy was trained with."""
 
 
 class PromptTooLongError(ValueError):
-    """A prompt longer than `model.options.max_prompt_length`, or that than what the language model's context leaves."""
+    """A prompt longer than `model.options.max_prompt_length`, or a value of that option for which the language model's
+    context has no room."""
 
 
 class PromptEncoder:
-    """Prompts of instructions, tokenised once per instruction and padded.
+    """Prompts of instructions as padded token ids; each instruction is tokenised once.
 
-    A row is `<s>`, padding, the rest of the prompt: the first token stays where it is and the padding follows it, so
-    that images can be put right behind `<s>`, and the prompt ends where the actions begin.
+    A row is `<s>`, padding, then the rest of the prompt. So images can be inserted directly after `<s>`, and the prompt
+    ends where the actions begin.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, cfg: VLAConfig) -> None:
-        """Checks what can be known before any instruction is seen.
+        """Checks tokenizer and lengths before any instruction is seen.
 
         Raises:
-            TokenizerError: where the tokenizer does not start and end a prompt as the policy needs.
-            PromptTooLongError: where a prompt of the longest length does not fit the language model's context.
+            TokenizerError: if the tokenizer does not start and end a prompt as the policy needs.
+            PromptTooLongError: if a prompt of `max_prompt_length` does not fit the language model's context.
         """
         self._tokenizer, self._cfg = tokenizer, cfg
         context = int(cfg.text.get("max_position_embeddings", 2048))
         others = len(cfg.cameras) * cfg.num_patches + cfg.num_action_tokens + (cfg.proprio_dim > 0) + cfg.append_stop
         if cfg.max_prompt_length + others > context:
             raise PromptTooLongError(
-                f"model.options.max_prompt_length: {cfg.max_prompt_length} tokens, beside {others} of images and "
-                f"actions, do not fit the language model's context of {context}. Use {context - others} or less, fewer "
-                "cameras or shorter chunks"
+                f"model.options.max_prompt_length: {cfg.max_prompt_length} tokens and {others} of images and actions "
+                f"do not fit the language model's context of {context}. Use {context - others} or less, fewer cameras "
+                "or shorter chunks"
             )
         self._rows: dict[str, tuple[Tensor, Tensor]] = {}
         ids = self.token_ids("move")
@@ -114,7 +115,7 @@ class PromptEncoder:
 
     @classmethod
     def from_directory(cls, directory: str | Path, cfg: VLAConfig) -> PromptEncoder:
-        """With the `tokenizer.json` of a policy's directory. Raises TokenizerError where there is none."""
+        """An encoder with the `tokenizer.json` of a policy's directory. Raises TokenizerError if there is none."""
         if not (Path(directory) / "tokenizer.json").is_file():
             raise TokenizerError(
                 f"{directory} has no tokenizer.json. Copy the tokenizer files of the base model there, or save them "
@@ -131,7 +132,7 @@ class PromptEncoder:
         """Ids int64 [B, L] and mask bool [B, L], on the CPU; L is `max_prompt_length`.
 
         Raises:
-            PromptTooLongError: where a prompt has more than L tokens.
+            PromptTooLongError: if a prompt has more than L tokens.
         """
         length = self._cfg.max_prompt_length
         for instruction in [one for one in dict.fromkeys(instructions) if one not in self._rows]:

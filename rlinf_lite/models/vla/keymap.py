@@ -1,4 +1,4 @@
-"""The names and shapes of tensors in published checkpoints (timm's, for the vision towers), and those of our policy."""
+"""Conversion between the tensors of published checkpoints (timm's names in the vision towers) and of our policies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DINO_CLASS, DINO_POSITIONS, _DINO_MASK = (
 
 @dataclass(frozen=True)
 class _Entry:
-    """One published tensor and those of the policy that it is made of (`join`) and that it gives (`split`)."""
+    """One published tensor and the policy's tensors `ours`. `join` makes it from them; `split` makes them from it."""
 
     published: str
     ours: tuple[str, ...]
@@ -29,10 +29,10 @@ class _Entry:
 
 
 class KeyMap:
-    """Between a published state dict and a policy's.
+    """Converts between a published state dict and a policy's.
 
-    Modules that an adapter wraps keep their published name. What a published checkpoint has no place for is in
-    `additions`: value head, slot embeddings, adapters, and the proprio projector unless `with_proprio`.
+    Modules that an adapter wraps keep their published name. `additions` are the policy's tensors that published
+    checkpoints do not have: value head, slot embeddings, adapters, and the proprio projector unless `with_proprio`.
     """
 
     def __init__(self, cfg: VLAConfig, own_names: Collection[str], with_proprio: bool = False) -> None:
@@ -55,25 +55,25 @@ class KeyMap:
         self._unread = re.compile("|".join(unread))
 
     def to_published(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The published tensors that the policy's `state` gives."""
+        """The published tensors, from the policy's `state`."""
         return {
             entry.published: entry.join(*(state[self._wrapped.get(name, name)] for name in entry.ours))
             for entry in self._entries
         }
 
     def to_policy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The policy's tensors, `additions` left out, that published `tensors` give; all that are needed are there."""
+        """The policy's tensors, without `additions`, from the published `tensors`, which must be complete."""
         state: dict[str, Tensor] = {}
         for entry in self._entries:
             state.update(zip(entry.ours, entry.split(tensors[entry.published]), strict=False))
-        if self._has_mask_token:  # a parameter of transformers' class that nothing reads
+        if self._has_mask_token:  # transformers' class has this parameter, but does not read it here
             state[_DINO_MASK] = torch.zeros_like(state[DINO_POSITIONS][:, 0])
         if self._tied:
             state[LM_HEAD] = state[EMBEDDING]
         return {self._wrapped.get(name, name): tensor for name, tensor in state.items()}
 
     def is_unread(self, published: str) -> bool:
-        """Whether published checkpoints have this tensor although no forward pass reads it."""
+        """Whether this is a published tensor that no forward pass reads."""
         return self._unread.match(published) is not None
 
 
@@ -94,7 +94,7 @@ def _tower_entries(cfg: VLAConfig) -> Iterator[_Entry]:
     if cfg.dino is not None:
         published, ours = "vision_backbone.featurizer.", "vision_backbone.dino."
         yield from _block_entries(published, f"{ours}encoder.layer.", _DINO_BLOCK, "attention", cfg.dino.num_layers - 1)
-        # timm's class token has no position of its own: what training gave it counts as part of the token
+        # timm's class token has no position: a position that training gave it is added to the token
         yield _Entry(f"{published}cls_token", (DINO_CLASS, DINO_POSITIONS), lambda token, own: token + own[:, :1])
         yield _Entry(
             f"{published}pos_embed",

@@ -1,4 +1,4 @@
-"""OpenVLA and OpenVLA-OFT: images and an instruction in, one categorical distribution per action token out."""
+"""OpenVLA and OpenVLA-OFT as policies: from images and an instruction to a distribution over each action token."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.initialization import no_init_weights
 
+from rlinf_lite.cards import Observed
 from rlinf_lite.envs.observations import ObservationError as ObservationError
 from rlinf_lite.file_modes import follow_umask
 from rlinf_lite.models.base import (
@@ -35,7 +36,7 @@ from rlinf_lite.models.vla import checkpoint
 from rlinf_lite.models.vla.actions import RANGES, ActionCodec, Normalizer, dataset_statistics
 from rlinf_lite.models.vla.card import OpenVLA
 from rlinf_lite.models.vla.checkpoint import Origin
-from rlinf_lite.models.vla.config import VLAConfig, preset, with_run_settings
+from rlinf_lite.models.vla.config import VLAConfig, fresh_config, with_run_settings
 from rlinf_lite.models.vla.inputs import PromptEncoder, TokenizerError, normalize_images, resize_images
 from rlinf_lite.models.vla.vision import Projector, VisionBackbone
 from rlinf_lite.shipped import shipped
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
 
 
 class OpenVLAPolicy(Policy):
-    """Both publications in one class; `cfg.parallel_decoding` says which.
+    """OpenVLA-OFT (`cfg.parallel_decoding`) or OpenVLA.
 
-    The sequence is `<s>`, the patches of every camera, the robot's state, the left-padded prompt, the action tokens.
-    The state that emits a token stands one position before it; the value is read off the one that emits the first.
+    The sequence is `<s>`, the patches of every camera, the robot's state, the left-padded prompt, the action tokens. A
+    token is predicted from the hidden state one position before it, and the value from that of the first token.
     """
 
     policy_id, card = "openvla", OpenVLA
 
     def __init__(self, cfg: VLAConfig, prompts: PromptEncoder | None = None, attn_implementation: str = "sdpa") -> None:
-        """Without `prompts` the policy cannot act, but be loaded, inspected and saved."""
+        """Without `prompts` the policy cannot act; it can be loaded, inspected and saved."""
         super().__init__()
         self.cfg, self.prompts = cfg, prompts
         self.origin, self.save_base = Origin(), True
@@ -69,9 +70,9 @@ class OpenVLAPolicy(Policy):
         text_config = AutoConfig.for_model(text.pop("model_type"), **text)
         self.vision_backbone = VisionBackbone(cfg, attn_implementation)
         self.language_model = AutoModelForCausalLM.from_config(text_config, attn_implementation=attn_implementation)
-        self.language_model.tie_weights()  # which `no_init_weights` leaves out
+        self.language_model.tie_weights()  # not done under `no_init_weights`
         if logits_scale(text_config) != 1 or logits_cap(text_config) is not None:
-            raise ValueError(f"{text_config.model_type} scales or caps its logits, which action tokens do not follow")
+            raise ValueError(f"{text_config.model_type} scales or caps its logits, which is not supported here")
         width = text_config.hidden_size
         fused = cfg.dino is not None and cfg.siglip is not None
         self.projector = Projector(cfg.vision_dim, width, fused)
@@ -85,7 +86,7 @@ class OpenVLAPolicy(Policy):
             self._add_adapters(cfg.lora)
 
     def _init_value_head(self) -> None:
-        """An MLP whose outputs start near 0."""
+        """Make the value head, an MLP whose outputs start near 0."""
         num_values = 1 if self.cfg.value_type == "chunk_level" else self.cfg.num_action_chunks
         widths = [self.language_model.config.hidden_size, *self.cfg.value_hidden_sizes]
         layers: list[nn.Module] = []
@@ -99,7 +100,7 @@ class OpenVLAPolicy(Policy):
         self.value_head = nn.Sequential(*layers, last)
 
     def train(self, mode: bool = True) -> Self:
-        """Dropout, of which a published config may have some, stays off: what trains is the distribution that acts."""
+        """Dropout, which published configs may have, stays off, so that training scores the policy that acted."""
         super().train(mode)
         self.vision_backbone.eval()
         self.language_model.eval()
@@ -160,20 +161,20 @@ class OpenVLAPolicy(Policy):
     def _prompts(self) -> PromptEncoder:
         if self.prompts is None:
             raise TokenizerError(
-                "the policy came without a tokenizer: copy the files of its base model beside its weights, or set "
+                "the policy has no tokenizer: copy the files of its base model to its directory, or set "
                 "actor.tokenizer.tokenizer_model"
             )
         return self.prompts
 
     def _decode_at_once(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """(the state that emits the first token, logits, bins) of all action tokens."""
+        """The state that predicts the first action token, then logits and bins of all action tokens."""
         states = self._parallel_states(inputs)
         logits = self._logits(states)
         return states[:, 0], logits, self._choose(logits, uniform)
 
-    @torch.compiler.set_stance("force_eager")  # every token makes the sequence longer: each would be compiled anew
+    @torch.compiler.set_stance("force_eager")  # every token makes the sequence longer: each would be compiled again
     def _decode_one_by_one(self, inputs: dict[str, Tensor], uniform: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """As `_decode_at_once`, each token given those before it."""
+        """As `_decode_at_once`, but each token is computed from those before it."""
         x, mask = self._prompt(inputs)
         cache = DynamicCache(config=self.language_model.config)
         states, logits, bins = [], [], []
@@ -197,7 +198,7 @@ class OpenVLAPolicy(Policy):
         return PolicyOutput(self.head.logprobs(logits, bins), self.head.entropy(logits), self._values(states[:, 0]))
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
-        """Cross-entropy against the bin of each action, or against a Gaussian over bins where `sft_label_sigma` > 0."""
+        """Cross-entropy against the bin of each action, or against a Gaussian over bins if `sft_label_sigma` > 0."""
         actions = batch["actions"]
         bins = self.codec.encode(actions)
         logits = self._logits(self._action_states(batch, bins)).view(*bins.shape, -1)
@@ -209,7 +210,7 @@ class OpenVLAPolicy(Policy):
         return (losses.mean(-1) * mask).sum() / mask.sum().clamp(min=1)
 
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """Bins span the demonstrated actions as far as the environment takes them; the state is normalised."""
+        """Bins span the range of demonstrated actions within the environment's bounds; the state is normalised."""
         action = {name: list(statistics["action"][name]) for name in RANGES}
         bounds = dataset_statistics(self.cfg)["action"]
         for dim, (least, most) in enumerate(zip(bounds["min"], bounds["max"], strict=True)):
@@ -232,7 +233,7 @@ class OpenVLAPolicy(Policy):
         self.proprio = Normalizer(self.cfg, "proprio", self.cfg.proprio_dim) if has_state else None
 
     def _action_states(self, inputs: dict[str, Tensor], bins: Tensor) -> Tensor:
-        """The states [B, C * D, width] that emit the action tokens, given the tokens."""
+        """The states [B, C * D, width] that predict the action tokens, given the tokens' bins."""
         if self.cfg.parallel_decoding:
             return self._parallel_states(inputs)
         x, mask = self._prompt(inputs)
@@ -243,7 +244,7 @@ class OpenVLAPolicy(Policy):
     # the network
 
     def _parallel_states(self, inputs: dict[str, Tensor]) -> Tensor:
-        """As `_action_states`: a bidirectional pass over slots that know of no action."""
+        """As `_action_states`, by one bidirectional pass over slots, which do not depend on the actions."""
         x, mask = self._prompt(inputs)
         batch, num_slots = len(x), self.cfg.num_action_tokens
         if self.slot_embeddings is None:
@@ -259,7 +260,7 @@ class OpenVLAPolicy(Policy):
         return self._language_states(x, mask, causal=False)[:, first : first + num_slots]
 
     def _prompt(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, L, width] and mask [B, L] of everything before the action tokens."""
+        """Embeddings [B, L, width] and mask [B, L] of all tokens before the action tokens."""
         embedded, mask = self._embed(inputs["input_ids"]), inputs["attention_mask"]
         pixels = normalize_images(inputs["images"], self.cfg).to(embedded.dtype)
         seen = [self.projector(self.vision_backbone(pixels))]
@@ -272,12 +273,12 @@ class OpenVLAPolicy(Policy):
     def _language_states(
         self, x: Tensor, mask: Tensor, cache: DynamicCache | None = None, causal: bool = True
     ) -> Tensor:
-        """Final states of the positions of `x`, the last of those that `mask` covers."""
+        """Final states of `x`, which holds the last of the positions that `mask` covers."""
         positions = (mask.cumsum(1) - 1)[:, -x.shape[1] :]
         config = self.language_model.config
         sees_all = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
         if is_recording() and config._attn_implementation == "sdpa" and sees_all:
-            # transformers would look whether there is any padding
+            # a full mask: transformers would read back from the GPU whether there is padding
             columns = torch.arange(mask.shape[1], device=mask.device)
             seen = columns <= columns[-x.shape[1] :, None] if causal else columns >= columns[:1]
             mask = (mask[:, None].bool() & seen)[:, None].expand(-1, -1, x.shape[1], -1)
@@ -294,7 +295,7 @@ class OpenVLAPolicy(Policy):
         return self.language_model.get_input_embeddings()(ids)
 
     def _logits(self, states: Tensor) -> Tensor:
-        """Logits of the action bins; through the module, since adapters and sharding hang on it."""
+        """Logits of the action bins; by calling lm_head as a module, which adapters and sharding need."""
         first = self.cfg.first_action_id
         return self.language_model.lm_head(states)[..., first : first + self.cfg.n_action_bins].float()
 
@@ -333,19 +334,8 @@ class OpenVLAPolicy(Policy):
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
         low, high = spec.action_low, spec.action_high
         statistics = {"min": low, "max": high, "q01": low, "q99": high}
-        tiny = preset("tiny")  # whose tokenizer is the one that is shipped
-        fresh = replace(
-            preset(cfg.options.size),
-            prompt=tiny.prompt,
-            empty_token_id=tiny.empty_token_id,
-            action_dim=spec.action_dim,
-            num_action_chunks=cfg.num_action_chunks,
-            cameras=tuple(spec.cameras),
-            proprio_dim=spec.state_dim or 0 if cfg.options.use_proprio else 0,
-            norm_stats={"env": {"action": statistics}},
-            norm_type="bounds",
-        )
-        config = with_run_settings(fresh, cfg)
+        fresh = fresh_config(cfg, Observed(spec.action_dim, spec.state_dim or 0, spec.cameras))
+        config = with_run_settings(replace(fresh, norm_stats={"env": {"action": statistics}}), cfg)
         directory = shipped("assets") / "tiny_tokenizer"
         policy = cls(config, PromptEncoder.from_directory(directory, config), cfg.options.attn_implementation)
         policy.origin = Origin.of(directory, {})
@@ -353,15 +343,15 @@ class OpenVLAPolicy(Policy):
         return policy.prepare(cfg)
 
     def prepare(self, cfg: ModelConfig) -> Self:
-        """Apply what a run says besides the policy's config: adapters, checkpointing, compilation, SFT labels."""
+        """Apply the run's options that are not part of `cfg`: adapters, checkpointing, compilation, SFT labels."""
         options = cfg.options
         self.sft_label_sigma, self.save_base = options.sft_label_sigma, options.lora.save_base
         lora = options.lora.model_dump(exclude={"save_base"})
         if lacks_adapters(self.cfg.lora, lora, "OpenVLAPolicy"):
             if self.origin.trained and not self.save_base:
                 raise ValueError(
-                    "model.options.lora.save_base: false would lose what the policy to start from has trained, which "
-                    f"is beside its base weights in {self.origin.weights_dir}. Set it to true"
+                    "model.options.lora.save_base: false would lose base weights that the policy to start from has "
+                    f"trained, which are not in {self.origin.weights_dir}. Set it to true"
                 )
             self._add_adapters(lora)
             self.cfg = replace(self.cfg, lora=lora)
@@ -373,14 +363,14 @@ class OpenVLAPolicy(Policy):
         return self
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:
-        """They, the value head and the modules of `also_train` are all that trains then."""
+        """Add adapters. Then only they, the value head and the modules of `also_train` train."""
         if self.cfg.tied_embeddings and "lm_head" in lora["targets"]:
-            text = "the output layer has the embedding's weights (tie_word_embeddings). Leave lm_head out"
+            text = "the output layer shares the embedding's weights (tie_word_embeddings). Leave lm_head out"
             raise ValueError(f"model.options.lora.targets: {text}")
         add_adapters(self, lora, ["value_head", *lora["also_train"]])
 
     def merge_adapters(self) -> None:
-        """Make the weights what they are with their adapters, and leave the policy without any."""
+        """Merge the adapters into the weights and remove them."""
         merge_adapters(self)
         self.cfg = replace(self.cfg, lora={})
 
@@ -394,7 +384,7 @@ class OpenVLAPolicy(Policy):
         return cls(VLAConfig.from_dict(config))
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write the published layout and, beside it, what it has no place for; see `checkpoint`."""
+        """Write the published layout, and our additions in extra files; see `checkpoint`."""
         state = self.state_dict() if state_dict is None else state_dict
         trained = None if self.save_base else [name for name, x in self.named_parameters() if x.requires_grad]
         checkpoint.write(Path(directory), self.policy_id, self.cfg, state, self.origin, without_base=trained)
@@ -410,14 +400,15 @@ class OpenVLAPolicy(Policy):
         *,
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read what `save_pretrained` wrote, or a published directory. The latter has no value head: it is random.
-        `tokenizer`: a directory with one, for a policy whose own has none. `config`: what `read_policy_config` returns,
-        where it has been read already.
+        """Load what `save_pretrained` wrote, or a published directory, whose value head is random. `tokenizer`: a
+        directory with a tokenizer, used if `directory` has none. `config`: the result of `read_policy_config`, if the
+        caller has it already.
 
         Raises:
-            CheckpointFormatError: listing missing, foreign and misshapen tensors, or saying what is not supported.
-            StatisticsError: where `model.options.unnorm_key` is none of the statistics.
-            TokenizerError: where the tokenizer does not start or end prompts as the policy needs.
+            CheckpointFormatError: if the policy has an unsupported part, or listing tensors that are missing,
+                unexpected or of the wrong shape.
+            StatisticsError: if `model.options.unnorm_key` names no statistics.
+            TokenizerError: if the tokenizer does not start or end prompts as the policy needs.
         """
         directory = Path(directory)
         config = read_policy_config(directory) if config is None else config

@@ -1,8 +1,7 @@
-"""Images to language-model tokens: DINOv2 and SigLIP side by side, and the projector.
+"""From images to language-model tokens: DINOv2 and SigLIP side by side, and the projector.
 
-Published policies read the second-to-last block of each tower, without the final norm; so the last block and the norms
-are not built. SigLIP runs the exact GELU here, as it did where the weights were trained (transformers' default is an
-approximation).
+Published policies use the second-to-last block of each tower, without the final norm, so the last block and the norms
+are not built. SigLIP uses the exact GELU, as in the training of its weights; transformers' default is an approximation.
 """
 
 from __future__ import annotations
@@ -20,16 +19,18 @@ from transformers import (
     SiglipVisionModel,
 )
 
+from rlinf_lite.models.pictures import sincos_positions
 from rlinf_lite.models.vla.config import TowerConfig, VLAConfig
 
 
 class VisionBackbone(nn.Module):
-    """The towers of a policy, at least one of the two."""
+    """The vision towers of a policy: DINOv2, SigLIP or both."""
 
     def __init__(self, cfg: VLAConfig, attn_implementation: str) -> None:
         super().__init__()
         self.num_towers = (cfg.dino is not None) + (cfg.siglip is not None)
         self.num_prefix_tokens = 1 + cfg.num_registers
+        side = cfg.image_size // cfg.patch_size
         self.dino: Dinov2WithRegistersModel | None = None
         self.siglip: SiglipVisionModel | None = None
         if cfg.dino is not None:
@@ -41,7 +42,7 @@ class VisionBackbone(nn.Module):
             self.dino.layernorm = nn.Identity()
             self.dino.embeddings.mask_token.requires_grad_(False)
             if cfg.sincos_positions:
-                positions = _sincos_positions(cfg, cfg.dino.hidden_size)
+                positions = sincos_positions(side, cfg.dino.hidden_size)
                 self.dino.embeddings.position_embeddings.data[0, 1:] = positions
         if cfg.siglip is not None:
             siglip = SiglipVisionConfig(
@@ -50,11 +51,11 @@ class VisionBackbone(nn.Module):
             self.siglip = AutoModel.from_config(siglip, attn_implementation=attn_implementation)
             self.siglip.post_layernorm = nn.Identity()
             if cfg.sincos_positions:
-                positions = _sincos_positions(cfg, cfg.siglip.hidden_size)
+                positions = sincos_positions(side, cfg.siglip.hidden_size)
                 self.siglip.embeddings.position_embedding.weight.data[:] = positions
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S]: per camera 3 channels a tower."""
+        """Patches [B, cameras * P, width] of images [B, cameras * towers * 3, S, S] from `normalize_images`."""
         batch, channels, size, _ = pixel_values.shape
         images = pixel_values.reshape(batch * channels // (3 * self.num_towers), -1, size, size)
         patches = []
@@ -99,13 +100,3 @@ def _settings(cfg: VLAConfig, tower: TowerConfig) -> dict[str, Any]:
         "layer_norm_eps": 1e-6,
         "hidden_act": "gelu",
     }
-
-
-def _sincos_positions(cfg: VLAConfig, width: int) -> Tensor:
-    """[P, width]: sines and cosines of the row, then of the column, at width / 4 frequencies each."""
-    side = cfg.image_size // cfg.patch_size
-    frequencies = 10_000.0 ** (-torch.arange(width // 4) / (width // 4))
-    angles = torch.arange(side)[:, None] * frequencies
-    axis = torch.cat([angles.sin(), angles.cos()], dim=1)  # [side, width / 2]
-    rows, columns = axis[:, None].expand(-1, side, -1), axis[None].expand(side, -1, -1)
-    return torch.cat([rows, columns], dim=2).reshape(side * side, width)

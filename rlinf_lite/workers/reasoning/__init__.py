@@ -1,4 +1,4 @@
-"""The roles of reinforcement learning for language models, each the workers of a group."""
+"""The worker classes of reinforcement learning for language models, one per role."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ CLASSES: dict[str, type[Worker]] = {
 
 
 def launch_roles(cfg: ReasoningConfig, cluster: Cluster, placement: HybridComponentPlacement) -> dict[str, WorkerGroup]:
-    """Start actor, rollout and reward, and reference and critic where the algorithm needs them; by role.
+    """Start the groups actor, rollout and reward, and reference and critic if the algorithm needs them. Returns them by
+    role.
 
     Roles that `cluster.fuse` names share processes.
     """

@@ -1,4 +1,5 @@
-"""The actor scores responses under the policy and updates it; the reference is the policy that the run began with."""
+"""The actor, which scores responses under the policy and updates it, and the reference, which scores them under the
+policy that the run began with."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class LanguageActor(LanguageModelWorker):
     earlier: EarlierWeights
 
     def init(self, directory: str | None, routes: WeightRoutes, total_steps: int) -> int:
-        """Build the policy, from `directory` or at random; returns the number of parameters."""
+        """Build the policy, from `directory` or with random weights; returns the number of parameters."""
         cfg = self.cfg
         self.total_steps, self.version = total_steps, 0
         model = build_model(cfg, directory, cfg.model.attn_implementation)
@@ -41,8 +42,8 @@ class LanguageActor(LanguageModelWorker):
         return self.learner.num_parameters
 
     def sync_model_to_rollout(self, number: int = 0) -> None:
-        """Send the weights of the present version to the rollout workers, as transfer `number`; to one in this process
-        only if it has weights of its own."""
+        """Send the present weights to the rollout workers, as transfer `number`. A rollout worker in this process gets
+        them only if it has a model of its own."""
         rollout: Any = self.fused.get("rollout")
         shares = rollout is not None and rollout.model is self.learner.model
         with self.timer("sync weights"), self.learner.sending(keeps_parameters=shares):
@@ -60,35 +61,35 @@ class LanguageActor(LanguageModelWorker):
 
     @register(dispatch_mode=nd_compute_metric(MESH))
     def update_actor(self, data: DataProto) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks: `old_logprobs`, `rollout_logprobs`, `acted_versions`,
-        `advantages`, and where the algorithm needs them `ref_logprobs`, [B, R]. meta_info: `step`, `denominator`, what
-        the loss of the whole batch is divided by, and whether it is the `first` update of the step. Metrics are those
-        of the step's updates so far."""
+        """Do one optimizer update on the rows of all ranks. Columns [B, R]: `old_logprobs`, `rollout_logprobs`,
+        `acted_versions`, `advantages`, and `ref_logprobs` if the algorithm needs them. meta_info: `step`;
+        `denominator`, the divisor of the whole batch's loss; `first`, whether this is the first update of the step. The
+        returned metrics cover all updates of the step so far."""
         if data.meta_info["first"]:
             self.of_step = MetricSums()
             self._measure_earlier(data, self.of_step)
         return self._update(data, self._loss, self.of_step)
 
     def start_supervised(self) -> None:
-        """An optimizer for `update_supervised`."""
+        """Create the optimizer for `update_supervised`."""
         self.learner.start_training(self.cfg.sft.optim, self.cfg.sft.num_steps)
 
     @register(dispatch_mode=nd_compute_metric(MESH))
     def update_supervised(self, data: DataProto) -> dict[str, Any]:
-        """One update towards the responses as they are; meta_info as in `update_actor`."""
+        """Do one update by maximum likelihood of the given responses; meta_info as in `update_actor`."""
         return self._update(data, self._supervised_loss, MetricSums())
 
     def finish_supervised(self) -> None:
-        """A new optimizer, for `update_actor`."""
+        """Create the optimizer for `update_actor`."""
         value_steps = self.cfg.algorithm.critic_warmup_steps
         self.learner.start_training(self.cfg.actor.optim, self.total_steps, value_steps)
 
     def complete_step(self, version: int) -> None:
-        """The weights are now those of `version`."""
+        """Set the version of the present weights."""
         self.version = version
 
     def save_policy(self, directory: str) -> None:
-        """Write the policy alone."""
+        """Write the policy, without training state."""
         self.learner.save_model(Path(directory))
 
     def save_checkpoint(self, directory: str) -> None:
@@ -96,14 +97,14 @@ class LanguageActor(LanguageModelWorker):
         self.learner.save(Path(directory) / "policy", Path(directory) / "training_state")
 
     def load_checkpoint(self, directory: str, version: int) -> None:
-        """Continue from what `save_checkpoint` wrote; `version` is the number of completed steps."""
+        """Load the files that `save_checkpoint` wrote; `version` is the number of completed steps."""
         self.learner.load(Path(directory) / "policy", Path(directory) / "training_state")
         self.version = version
         self.earlier.forget()
 
     def _measure_earlier(self, data: DataProto, sums: MetricSums) -> None:
-        """How far log-probabilities are from those of acting, of tokens that the kept weights drew: those of a
-        micro-batch at most."""
+        """Measure the drift between recomputed log-probabilities and those of acting, for tokens drawn by the kept
+        earlier weights, on at most one micro-batch."""
         versions, mask = data.batch["acted_versions"], data.batch["response_mask"]
         if not self.earlier.arrived(versions[mask], self.version):
             return
@@ -130,7 +131,7 @@ class LanguageActor(LanguageModelWorker):
             compared = mask
             if algorithm.correction.proximal == "interpolate":
                 proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
-                compared = mask & (self.version - versions > 1)  # of others they are those of acting
+                compared = mask & (self.version - versions > 1)  # for newer ones, proximal equals behaviour
             corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction, compared)
             weights, measured = corrected.weights, [(corrected.metrics, float(compared.sum()))]
         inputs = algorithms.LossInputs(

@@ -1,7 +1,7 @@
-"""What the roles of a language model share: its passes over the rows of a batch, in micro-batches.
+"""The base class of workers with a language model: its passes over the rows of a batch, in micro-batches.
 
-The micro-batches of language models are made here: rows of like length together, at most
-`actor.max_tokens_per_micro_batch` tokens each with padding (`data.sequences.micro_batches`), as many on every rank.
+The micro-batches are made here: rows of similar length together, at most `actor.max_tokens_per_micro_batch` tokens each
+with padding (`data.sequences.micro_batches`), and the same number on every rank.
 """
 
 from __future__ import annotations
@@ -29,48 +29,49 @@ from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.precision import be_deterministic
 
 MESH = "dp x tp"
-"""Mesh of a role's ranks; those that have the same rows form a model together."""
+"""The mesh of a role's ranks; ranks with the same rows form one model together."""
 MicroBatch = tuple[DataProto, Rows, float]
-"""A batch, rows of it, and 1; or rows that only keep this rank in step with others, and 0."""
+"""(batch, rows of it, weight). The weight is 1, or 0 for rows that only keep this rank in step with the others."""
 Measured = tuple[dict[str, Tensor], float]
-"""Metrics, alike in name on all ranks, and the number of positions that they are means over."""
+"""(metrics, with the same names on all ranks; the number of positions that they are means over)."""
 LossFn = Callable[[Any, DataProto, Rows], tuple[Tensor, list[Measured]]]
-"""The loss of a model for some rows of a batch, as their part of all ranks' batches; and what was measured."""
+"""Maps (model, batch, rows) to the rows' share of the loss over all ranks, and what was measured."""
 
 
 class LanguageModelWorker(Worker):
-    """A role with a language model, spread over the ranks of its group."""
+    """A worker with a language model that is spread over the ranks of its group."""
 
     cfg: ReasoningConfig
     learner: Learner
     of_step: MetricSums
-    """Metrics of the updates of the present step."""
+    """Metrics of the present step's updates."""
 
     def __init__(self, cfg: ReasoningConfig) -> None:
         self.cfg = cfg
 
     def _take(self, model: LanguageModel, name: str, optim: OptimConfig | None = None, *steps: int) -> None:
-        """Spread `model` over the ranks, and get ready to train it with `optim`, and `steps` as `start_training` takes
-        them. Raises UnsupportedModelError."""
+        """Spread `model` over the ranks, and with `optim` prepare to train it; `steps`: further arguments of
+        `Learner.start_training`. Raises UnsupportedModelError."""
         cfg = self.cfg
-        be_deterministic(self.device, cfg.runner.deterministic)  # before the first product of matrices
+        be_deterministic(self.device, cfg.runner.deterministic)  # before the first matrix product
         if optim is not None and cfg.model.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
-            check_supported(model.to(self.device), max_length(cfg))  # while it is whole
+            check_supported(model.to(self.device), max_length(cfg))  # before the model is sharded
         self.learner = Learner(self, model, cfg, name, cfg.actor.tensor_model_parallel_size)
         self.join_mesh(MESH, self.learner.dp_rank, self.learner.dp_size, collects=self.learner.is_first_of_model)
         if optim is not None:
             self.learner.start_training(optim, *steps)
 
     def _score(self, model: LanguageModel, rows: Rows, temperature: float | None = None) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies [b, R'] of the responses, under a policy."""
+        """Log-probabilities and entropies [b, R'] of the responses under a policy. `temperature`: None for that of
+        rollouts."""
         temperature = self.cfg.rollout.temperature if temperature is None else temperature
         output = model(rows.input_ids, rows.attention_mask, rows.response_length, temperature)
         return output.logprobs, output.entropy
 
     def _column(self, batch: DataProto, forward: Callable[[LanguageModel, Rows], Tensor]) -> Tensor:
-        """[B, R] on the CPU, of what `forward` gives per response position of some rows; 0 after responses."""
+        """A column [B, R] of `forward`'s values per response position, on the CPU; 0 after the end of a response."""
         mask = batch.batch["response_mask"]
         column = torch.zeros(mask.shape)
 
@@ -85,8 +86,8 @@ class LanguageModelWorker(Worker):
         return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn, sums: MetricSums) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`, whose metrics are
-        added to `sums`. Returns those over all ranks, spans and memory."""
+        """Do one optimizer update on the rows of all ranks, at the learning rate of `meta_info["step"]`, and add its
+        metrics to `sums`. Returns the metrics over all ranks, spans and memory."""
         learner, step = self.learner, batch.meta_info["step"]
 
         def weighted(model: LanguageModel, micro_batch: MicroBatch, found: MetricSums) -> Tensor:
@@ -106,10 +107,10 @@ class LanguageModelWorker(Worker):
         return learner.result(sums)
 
     def _micro_batches(self, batch: DataProto) -> Iterator[MicroBatch]:
-        """Every rank gets as many, at least one, as sharded models compute in step: some rows again, with 0; a rank
-        without rows computes an empty one."""
+        """The micro-batches of this rank. Every rank gets the same number, at least one, since sharded models compute
+        in step: it is filled up with repeated rows of weight 0, or with an empty row on a rank without rows."""
         parts = micro_batches(batch, self.cfg.actor.max_tokens_per_micro_batch)
-        own = torch.tensor([max(len(parts), 1)])  # before any rank computes: its passes meet, too
+        own = torch.tensor([max(len(parts), 1)])  # exchanged before any rank computes: passes use collectives, too
         num_most = int(self.learner.over_ranks(own, ReduceOp.MAX))
         for rows in parts:
             yield batch, take_rows(batch, rows, self.device), 1.0
@@ -119,8 +120,8 @@ class LanguageModelWorker(Worker):
 
 
 def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
-    """The policy in `directory`, or one of `model.size` with random weights, and `model.lora` in it; alike in every
-    process."""
+    """Build the policy: from `directory`, or of `model.size` with random weights; with adapters by `model.lora`. The
+    same in every process."""
     torch.manual_seed(cfg.runner.seed)
     if directory is not None:
         model = CausalLM.from_pretrained(directory, attn_implementation)
@@ -133,5 +134,5 @@ def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation
 
 
 def max_length(cfg: ReasoningConfig) -> int:
-    """Tokens of the longest prompt with the longest response."""
+    """The number of tokens of the longest prompt and the longest response together."""
     return cfg.data.max_prompt_length + cfg.rollout.max_response_length

@@ -1,6 +1,6 @@
-"""The critic: values of every token of a response.
+"""The critic, which estimates a value for every token of a response.
 
-A run has one where its estimator reads values: `algorithms.needs_values`, asked in `config.names.roles_of`.
+A run has a critic if its estimator reads values (`algorithms.needs_values`; see `config.names.roles_of`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rlinf_lite.workers.reasoning.base import MESH, LanguageModelWorker, Measure
 
 
 class LanguageCritic(LanguageModelWorker):
-    """A language model that says how much reward is to come. Batches are those of `data.sequences`."""
+    """A language model that predicts the reward to come. Batches are those of `data.sequences`."""
 
     def init(self, directory: str, total_steps: int) -> None:
-        """Load the critic in `directory`, or a policy, whose output layer is replaced by a random one."""
+        """Load a critic from `directory`, or a policy, whose output layer is replaced by a random one."""
         cfg = self.cfg
         torch.manual_seed(cfg.runner.seed)
         model = CausalValueModel.from_pretrained(directory, cfg.model.attn_implementation)
-        model.merge_adapters()  # those of the policy that it begins as
+        model.merge_adapters()  # adapters of the policy that it starts from
         self._take(model, "critic", cfg.critic.optim, total_steps)
 
     @register(dispatch_mode=nd_compute(MESH))
@@ -39,8 +39,8 @@ class LanguageCritic(LanguageModelWorker):
 
     @register(dispatch_mode=nd_compute_metric(MESH))
     def update_critic(self, data: DataProto) -> dict[str, Any]:
-        """One optimizer update on the rows of all ranks, with `returns` and `values`, the old ones, [B, R]; meta_info
-        as in `LanguageActor.update_actor`."""
+        """Do one optimizer update on the rows of all ranks. Columns [B, R]: `returns`, and `values`, the old ones.
+        meta_info as in `LanguageActor.update_actor`."""
         if data.meta_info["first"]:
             self.of_step = MetricSums()
         return self._update(data, self._loss, self.of_step)
@@ -51,7 +51,7 @@ class LanguageCritic(LanguageModelWorker):
         self.learner.save(critic / "model", critic)
 
     def load_checkpoint(self, directory: str) -> None:
-        """Continue from what `save_checkpoint` wrote."""
+        """Load the files that `save_checkpoint` wrote."""
         critic = Path(directory) / "critic"
         self.learner.load(critic / "model", critic)
 

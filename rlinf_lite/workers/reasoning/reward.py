@@ -1,7 +1,7 @@
-"""The reward worker: scores responses by rules, by a reward model, or by both.
+"""The reward worker: it scores responses by rules, by a reward model, or by both.
 
-A response's score is `reward.weights.rule` times what the rule says and `reward.weights.model` times the logit of the
-reward model. Rows of `reward_model.style: model` have no rule, and 0 for it.
+A response's score is `reward.weights.rule` times the rule's score plus `reward.weights.model` times the logit of the
+reward model. Rows with `reward_model.style: model` have no rule, which counts as 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlinf_lite.workers.reasoning.reward_model import RewardModel
 
 
 class RewardWorker(Worker):
-    """Reads responses as text. Each rank has the whole reward model, and scores its own rows."""
+    """Scores responses as text. Each rank has the whole reward model, and scores its own rows."""
 
     failover = "worker"
 
@@ -34,7 +34,7 @@ class RewardWorker(Worker):
         self.cfg = cfg
 
     def init(self) -> None:
-        """Load the tokenizer, and the reward model where there is one."""
+        """Load the tokenizer, and the reward model if the config names one."""
         cfg = self.cfg
         self.tokenizer = load_tokenizer(cfg)
         self.scorer = RewardScorer(cfg.reward.fn, cfg.reward.timeout_s)
@@ -45,8 +45,9 @@ class RewardWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rewards(self, data: DataProto) -> DataProto:
-        """`scores` and `rule_scores` float32 [B], and `model_scores` with a reward model; rows without a rule have nan.
-        `response` [B]: the texts; `reward_metrics` [B]: dicts of other numbers that a reward function gave."""
+        """Score responses. Returns float32 [B] `scores`, `rule_scores` (nan for rows without a rule) and, with a reward
+        model, `model_scores`; arrays [B] `response` (texts) and `reward_metrics` (dicts of further numbers that a
+        reward function returned)."""
         weights, scorings, num_cut = self.cfg.reward.weights, dict[str, Scoring](), 0
         with self.timer("score"):
             max_response = data.batch["response_mask"].shape[1]
@@ -70,8 +71,9 @@ class RewardWorker(Worker):
         return DataProto({"scores": scores, **columns}, arrays, {"metrics": metrics})
 
     def _as_written(self, data: DataProto, tokens: list[list[int]], texts: list[str]) -> tuple[list[Any], list[str]]:
-        """Prompts and responses for the reward model. After plain text, or an answer that the prompt begins, a response
-        is what the tokenizer makes of both less the prompt: alone, some decode without the space that they begin with.
+        """The prompts and responses for the reward model. If the response continues plain text, or an answer that the
+        prompt begins, it is decoded together with the prompt, whose text is then removed: decoded alone, some responses
+        lose their leading space.
         """
         prompts, found = data.non_tensor_batch["prompt"].tolist(), []
         width = data.batch["input_ids"].shape[1] - data.batch["response_mask"].shape[1]

@@ -1,8 +1,8 @@
-"""A reward model: a sequence classifier of transformers that reads a prompt with a response and gives a number.
+"""A reward model: a sequence classifier of transformers that maps a prompt with a response to a number.
 
-What it reads, as text: a chat's messages with the response as the assistant's, put together by the reward model's own
-chat template where it has one, else their contents, a line each; a plain text with the response right after it.
-Special tokens are those of its template, else those that its tokenizer puts around text. The score is the logit.
+Its input as text: for a chat, the messages with the response as the assistant's, joined by the reward model's own chat
+template if it has one, else their contents, one line each; for a plain text, the text with the response right after it.
+Special tokens are those of its template, else those that its tokenizer adds to text. The score is the logit.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Prompt = str | Sequence[Mapping[str, str]]
 """Text, or the messages of a chat."""
 _PROBES = ("1 2 3 4 5 6 7 8 9 a b c", "c 3")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
-"""Relative difference of scores that rounding explains."""
+"""Largest relative difference of scores that counts as rounding."""
 
 
 def check_reward_model(cfg: RewardConfig) -> None:
-    """Raise RewardError where transformers has no classifier of the kind that `cfg.model` is, TokenizerError where it
-    has no tokenizer; reads no weights."""
+    """Raise RewardError if transformers has no classifier for the model type of `cfg.model`, TokenizerError if that has
+    no tokenizer. Reads no weights."""
     directory = policy_directory(str(cfg.model))
     _tokenizer(cfg)
     try:
@@ -56,33 +56,33 @@ def check_reward_model(cfg: RewardConfig) -> None:
 
 
 class RewardModel:
-    """The classifier in `cfg.model`, whole on `device`."""
+    """The classifier in `cfg.model`, as a whole on `device`."""
 
     def __init__(self, cfg: RewardConfig, max_tokens: int, device: str) -> None:
-        """`max_tokens`: of a forward pass, with padding; a longer text has one for itself.
+        """`max_tokens`: most tokens of a forward pass, with padding; a longer text gets a pass of its own.
 
-        Raises CheckpointFormatError, TokenizerError, and UnsupportedModelError where its forward pass fails.
+        Raises CheckpointFormatError, TokenizerError, and UnsupportedModelError if its forward pass fails.
         """
         directory = policy_directory(str(cfg.model))
         self.dtype = torch.bfloat16 if cfg.precision == "bf16" else torch.float32
         self.max_tokens, self.device = max_tokens, device
         self.tokenizer = _tokenizer(cfg)
-        ignored = ("",)  # parts of the checkpoint that no classifier has
+        ignored = ("",)  # any part of the checkpoint that a classifier does not have
         read: Any = read_pretrained(AutoModelForSequenceClassification, directory, self.dtype, may_ignore=ignored)
         self.model = read.to(device).eval().requires_grad_(False)
         self.label = 0 if cfg.label is None else labels_of(policy_config(directory)).index(cfg.label)
         self.config = self.model.config.get_text_config()
         positions = getattr(self.config, "max_position_embeddings", None)
-        for module in self.model.modules():  # families such as RoBERTa count positions from after that of padding
+        for module in self.model.modules():  # families such as RoBERTa count positions from padding_idx + 1 on
             if isinstance(module, nn.Embedding) and module.num_embeddings == positions and module.padding_idx:
                 positions -= module.padding_idx + 1
         rooms = (cfg.max_length, positions, self.tokenizer.model_max_length)
-        self.max_length = min(room for room in rooms if room is not None and room > 0)  # -1: XLNet has no end
+        self.max_length = min(room for room in rooms if room is not None and room > 0)  # -1: no limit (XLNet)
         self.max_rows = 1 if self._is_changed_by_padding() else None
 
     def score_batch(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> RewardResult:
-        """B of each. What has no tokens, no finite score, or is refused by the chat template or the model scores 0,
-        and is counted."""
+        """Score B prompts with B responses. A row scores 0, and is reported as a problem, if it has no tokens or no
+        finite score, or if the chat template or the model refuses it."""
         scores, problems = np.zeros(len(prompts), np.float32), dict[int, str]()
         rows: dict[int, list[int]] = {}
         num_cut = 0
@@ -94,7 +94,7 @@ class RewardModel:
                 problems[row] = f"the reward model's chat template refuses {prompt!r:.200}: {error}"
         empty = [row for row, ids in rows.items() if not ids]
         problems |= {row: f"the reward model's tokenizer makes no tokens of {prompts[row]!r:.200}" for row in empty}
-        order = sorted((row for row in rows if rows[row]), key=lambda row: -len(rows[row]))  # of like length together
+        order = sorted((row for row in rows if rows[row]), key=lambda row: -len(rows[row]))  # similar lengths together
         parts = []
         while order:
             size = self.max_rows or max(self.max_tokens // len(rows[order[0]]), 1)
@@ -107,7 +107,7 @@ class RewardModel:
                 found = self._forward([rows[row] for row in some]).tolist()
             except torch.OutOfMemoryError:
                 raise
-            except (ValueError, RuntimeError, IndexError) as error:  # a text that this family does not take
+            except (ValueError, RuntimeError, IndexError) as error:  # a text that this model family cannot process
                 if len(some) > 1:
                     parts = [[row] for row in some] + parts
                 else:
@@ -121,7 +121,7 @@ class RewardModel:
         return RewardResult(scores, dict(sorted(problems.items())), num_cut=num_cut)
 
     def _encode(self, prompt: Prompt, response: str) -> tuple[list[int], bool]:
-        """Token ids, the last `max_length` besides special tokens around them; and whether there were more."""
+        """The token ids, cut from the left to `max_length` (special tokens are kept), and whether they were cut."""
         is_chat = not isinstance(prompt, str) and self.tokenizer.chat_template is not None
         if isinstance(prompt, str):
             text = prompt + response
@@ -139,7 +139,7 @@ class RewardModel:
     def _forward(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Logits float32 [b] of rows of tokens, together in one pass."""
         if len(rows) > 1 and self.config.pad_token_id is None:
-            # such a model reads the score after the last token that is not padding: any that is in no row will do
+            # such a model reads the score at the last token that is not padding: any token that is in no row can pad
             seen = {token for row in rows for token in row}
             padding = next(token for token in count() if token not in seen)
             if padding >= self.config.vocab_size:
@@ -156,7 +156,8 @@ class RewardModel:
         return logits[:, self.label].float().cpu()
 
     def _is_changed_by_padding(self) -> bool:
-        """Whether texts have to be scored one by one: models are asked, as not all families see past padding."""
+        """Whether padding changes the scores, so that texts must be scored one by one. Tested, since not all model
+        families ignore padding."""
         rows = [self._encode(text, "")[0] for text in _PROBES]
         if not all(rows):
             return False
@@ -164,7 +165,7 @@ class RewardModel:
             alone = torch.cat([self._forward([row]) for row in rows])
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # any, of a family's own forward pass
+        except Exception as error:  # a model's own forward pass may raise anything
             kind = self.config.model_type
             raise UnsupportedModelError(
                 f"the reward model, of type {kind!r}, fails here with {type(error).__name__}: {error}. Use another one"
@@ -180,7 +181,7 @@ class RewardModel:
 
 
 def _answered(prompt: Sequence[Mapping[str, str]], response: str) -> list[dict[str, str]]:
-    """A chat with the response as the assistant's, or as the rest of what the assistant has begun."""
+    """The chat with the response as the assistant's message, or as the rest of the message that the assistant began."""
     messages = [*map(dict, prompt)]
     begun = messages.pop()["content"] if messages and messages[-1]["role"] == "assistant" else ""
     return [*messages, {"role": "assistant", "content": begun + response}]
@@ -188,5 +189,5 @@ def _answered(prompt: Sequence[Mapping[str, str]], response: str) -> list[dict[s
 
 def _tokenizer(cfg: RewardConfig) -> PreTrainedTokenizerBase:
     tokenizer = read_tokenizer(policy_directory(str(cfg.model)), "reward.model needs its own beside the weights")
-    tokenizer.truncation_side = "left"  # what is scored comes last
+    tokenizer.truncation_side = "left"  # keep the end: the response is there
     return tokenizer

@@ -1,4 +1,4 @@
-"""The rollout worker: generates responses."""
+"""The rollout worker of language runs: it generates responses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from rlinf_lite.config.names import rollout_dtype
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.data import DataProto
-from rlinf_lite.data.proto import split_rows
 from rlinf_lite.data.sequences import join_responses
 from rlinf_lite.data.tokenizers import load_tokenizer, stop_token_ids
 from rlinf_lite.generation import Generation, GenerationEngine, SamplingParams, sequence_keys
@@ -19,6 +18,7 @@ from rlinf_lite.models import graphs
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.registry import ENGINES, estimator_needs
 from rlinf_lite.scheduler import Dispatch, Worker, register
+from rlinf_lite.scheduler.dispatch import split_rows
 from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.offload import ActingWeights, free_cache
 from rlinf_lite.training.precision import autocast, be_deterministic, cast_parameters, shapes_vary
@@ -27,8 +27,8 @@ from rlinf_lite.workers.reasoning.base import build_model, max_length
 
 
 class LanguageRollout(Worker):
-    """Answers prompts: DataProtos of `prompt_ids`, `prompt_mask` [B, P] and `group` int64 [B], a number of the prompt
-    that its noise follows from, with meta_info `seed`."""
+    """Generates responses to prompts: DataProtos with `prompt_ids`, `prompt_mask` [B, P] and `group` int64 [B], the
+    number of the prompt. This number and `seed` in meta_info determine the sampling noise."""
 
     failover = "worker"
 
@@ -41,7 +41,8 @@ class LanguageRollout(Worker):
         self.cfg = cfg
 
     def init(self, directory: str | None, routes: WeightRoutes) -> None:
-        """Build the engine. Weights arrive with the first sync, or are those of the actor in this process."""
+        """Build the engine. The weights arrive with the first sync, unless the actor in this process shares its
+        model."""
         cfg = self.cfg
         be_deterministic(self.device, cfg.runner.deterministic)
         actor: Any = self.fused.get("actor")
@@ -59,7 +60,7 @@ class LanguageRollout(Worker):
         self.precision = cfg.actor.precision
         if not shares and rollout_dtype(cfg, self.device) == "bf16":
             cast_parameters(self.model, torch.bfloat16)  # after the engine has compared it with its own forward
-            free_cache(self.device)  # of what was as large as two such models
+            free_cache(self.device)  # the fp32 weights took twice the memory
             self.precision = "bf16"
         self.weights = ActingWeights(self.model, self.device, cfg.rollout.offload)
         if actor is None:
@@ -71,9 +72,9 @@ class LanguageRollout(Worker):
         self.version = -1
 
     def sync_model_from_actor(self, version: int | None = None, number: int = 0) -> None:
-        """Take the actor's weights, which must be of `version` (None: of whichever it sends); not if transfer `number`
-        came while generating."""
-        self.weights.unload()  # of a generation that was broken off
+        """Receive transfer `number` of the actor's weights, which must be of `version` (None: any), unless they were
+        taken during generation."""
+        self.weights.unload()  # an interrupted generation may have left them loaded
         with self.timer("sync weights"):
             actor: Any = self.fused.get("actor")
             if actor is None:
@@ -85,11 +86,11 @@ class LanguageRollout(Worker):
             self.engine.weights_changed()
 
     def offered(self) -> Offer | None:
-        """Weights that the actor has ready while this generates."""
+        """The weights that the actor offers during generation, or None."""
         return self.receiver.offered()
 
     def take(self, offer: Offer) -> None:
-        """Put them into the model."""
+        """Put offered weights into the model."""
         with self.timer("sync weights"):
             self.receiver.take(offer)
             self.engine.weights_changed()
@@ -97,25 +98,27 @@ class LanguageRollout(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Responses to all prompts, in order, a prompt's one after the other: the columns of `data.sequences` besides
-        `rollout_logprobs` float32 and `acted_versions` int32 [B, R], `sample` int64 [B] and what the prompts have.
+        """Generate responses to all prompts, in order, those of a prompt one after the other. Returns the columns of
+        `data.sequences`, `rollout_logprobs` float32 and `acted_versions` int32 [B, R], `sample` int64 and `stopped`
+        bool [B], and the columns of the prompts.
 
-        `greedy` in meta_info: one response each, the likeliest. Else `algorithm.group_size`, and for remax a greedy one
-        after them.
+        With `greedy` in meta_info there is one response per prompt, by greedy decoding; else `algorithm.group_size`
+        sampled ones, and for remax a greedy one after them.
         """
         with self.timer("generate"):
             return self._gather(prompts, list(self._stream(prompts)))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def start_generation(self, prompts: DataProto) -> None:
-        """Begin with these; `next_sequences` goes on, `rollout.pipeline_stage_num` times."""
-        stages = split_rows(len(prompts), self.cfg.rollout.pipeline_stage_num)
-        self._started = (prompts, self._stream(prompts), [stage.stop - stage.start for stage in stages])
+        """Start generating. `next_sequences` returns the responses, in `rollout.pipeline_stage_num` parts."""
+        stages = split_rows(self.cfg.rollout.pipeline_stage_num, len(prompts))
+        self._started = (prompts, self._stream(prompts), [len(stage) for stage in stages])
         self._unfinished: dict[int, list[Generation]] = {}
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def next_sequences(self) -> DataProto:
-        """The next part: whichever prompts have all their responses first. As `generate_sequences` otherwise."""
+        """The next part of the responses: the prompts whose responses are complete first. As `generate_sequences`
+        otherwise."""
         prompts, stream, sizes = self._started
         wanted, num_sequences = sizes.pop(0), self._params(prompts).num_sequences
         finished: list[Generation] = []
@@ -127,7 +130,7 @@ class LanguageRollout(Worker):
                 if len(group) == num_sequences:
                     finished += self._unfinished.pop(done.index)
             if not sizes:
-                next(stream, None)  # lets the engine end
+                next(stream, None)  # lets the engine finish
         return self._gather(prompts, finished)
 
     def _params(self, prompts: DataProto) -> SamplingParams:
@@ -153,7 +156,7 @@ class LanguageRollout(Worker):
         stream = self.engine.stream(tokens, params, keys)
         with self.weights.loaded():
             while True:
-                # not while a caller has the response
+                # these settings do not apply while the caller has the response
                 threads = torch_threads(self.cfg.rollout.num_threads)
                 with threads, shapes_vary(), autocast(self.device, self.precision):
                     done = next(stream, None)
