@@ -22,6 +22,8 @@ if sys.platform == "linux":  # mujoco reads this when it is first imported; its 
 
 _DEVICE_ID = "MUJOCO_EGL_DEVICE_ID"
 _EGL_CUDA_DEVICE_NV = 0x323A
+_UNSEEN = 5
+"""MuJoCo's last group of geoms, which the models that are drawn here leave empty."""
 _INSTALL = (
     "Install an OpenGL driver that works without a display (EGL): a GPU's own comes with it, a software one is, on "
     "Debian, apt-get install libegl1 libgl1-mesa-dri"
@@ -77,19 +79,41 @@ class Painter:
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._renderer.scene.flags[flag] = 0
         self._visible = mujoco.MjvOption()
-        for group in hidden_groups:
+        for group in [*hidden_groups, _UNSEEN]:
             self._visible.geomgroup[group] = 0
+        self._model, self._size, self._skips_unseen = model, camera_size, render == "fast"
+        self._groups = model.geom_group.copy()
 
     def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
         """Picture of a camera now, [H, W, 3], the highest row first. `data` is the MjData of one of the
         environments."""
-        self._renderer.update_scene(data, camera, self._visible)
+        if self._skips_unseen:
+            self._model.geom_group[_out_of_view(self._model, data, camera, self._size)] = _UNSEEN
+        try:
+            self._renderer.update_scene(data, camera, self._visible)
+        finally:
+            self._model.geom_group[:] = self._groups
         image: NDArray[np.uint8] = self._renderer.render()
         return image
 
     def close(self) -> None:
         atexit.unregister(self._renderer.close)
         self._renderer.close()
+
+
+def _out_of_view(model: Any, data: Any, camera: str, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which geoms have their bounding sphere beside or behind a camera's picture [H, W]. Drawing them costs as much as
+    if they were seen: a camera at a robot's hand has most of the robot behind it."""
+    number = model.camera(camera).id
+    x, y, z = ((data.geom_xpos - data.cam_xpos[number]) @ data.cam_xmat[number].reshape(3, 3)).T
+    radius, depth = model.geom_rbound, -z
+    height = np.tan(np.deg2rad(model.cam_fovy[number]) / 2)  # of half the picture, at a depth of 1
+    width = height * size[1] / size[0]
+    beside = (np.abs(x) - depth * width > radius * np.hypot(1, width)) | (
+        np.abs(y) - depth * height > radius * np.hypot(1, height)
+    )
+    unseen: NDArray[np.bool_] = (radius > 0) & (beside | (depth < -radius))  # planes have a radius of 0
+    return unseen
 
 
 @contextmanager

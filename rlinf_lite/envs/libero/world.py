@@ -20,6 +20,7 @@ from rlinf_lite.envs.libero.package import (
     import_libero,
     initial_states,
 )
+from rlinf_lite.envs.libero.stepping import Stepping
 from rlinf_lite.envs.painter import Painter
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ class World:
         self.env: Any = self._control.env
         self._check_states()
         self._keep_model(built)
+        self._stepping = Stepping(self.env)
         self._painter: Painter | None = None
         if options.cameras:
             import mujoco
@@ -163,10 +165,11 @@ class World:
         _placed(self.env.reset)  # the initial state then replaces all that it places, except fixtures
         self._control.set_init_state(self._states[state])
         for _ in range(self._options.settle_steps or 0):
-            self.env.step(np.array(NO_OP))
+            self.step(np.array(NO_OP))
 
     def step(self, action: NDArray[np.float64]) -> bool:
-        return bool(self.env.step(action)[2])
+        with self._stepping.active():
+            return bool(self.env.step(action)[2])
 
     def state(self) -> NDArray[np.float32]:
         """State of the robot [8]: the hand's position (3), its orientation as axis-angle (3), finger positions (2)."""
