@@ -430,7 +430,7 @@ def test_assets_that_do_not_fit_are_named(stand_ins: Path, tmp_path: Path) -> No
         env.reset(seeds=[0])
     for damaged in ("version https://git-lfs.github.com/spec/v1\n", text[:200]):
         stove.write_text(damaged)
-        with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .* hf download"):
+        with pytest.raises(MissingAssetsError, match=r"turn_on_the_stove cannot be built .* pip install"):
             env.reset(seeds=[0])
     env.close()
     shutil.rmtree(other / "textures")

@@ -85,10 +85,8 @@ class Stepping:
         self._mujoco.mj_jacSite(model, data, jac_pos, jac_ori, site)
         mass = np.zeros((model.nv, model.nv))
         self._mujoco.mj_fullM(model, mass, data.qM)
-        controller.ee_pos, controller.ee_ori_mat = (
-            np.array(data.site_xpos[site]),
-            data.site_xmat[site].reshape(3, 3).copy(),
-        )
+        controller.ee_pos = np.array(data.site_xpos[site])
+        controller.ee_ori_mat = np.array(data.site_xmat[site].reshape(3, 3))
         controller.ee_pos_vel, controller.ee_ori_vel = np.dot(jac_pos, data.qvel), np.dot(jac_ori, data.qvel)
         controller.joint_pos, controller.joint_vel = data.qpos[controller.qpos_index], data.qvel[joints]
         controller.J_pos, controller.J_ori = np.array(jac_pos[:, joints]), np.array(jac_ori[:, joints])
