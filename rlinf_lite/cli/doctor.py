@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -169,6 +169,10 @@ def _python() -> Finding:
     version = f"{platform.python_version()} in {sys.prefix}"
     if wrong:
         return Finding("fail", f"{version}, without {', '.join(wrong)}", f"pip install {shlex.join(wrong)}")
+    torch = find_spec("torch")
+    if sys.dont_write_bytecode and torch and torch.origin and not os.path.exists(cache_from_source(torch.origin)):
+        value = f"{version}; PYTHONDONTWRITEBYTECODE is set: every process compiles again what it imports, for seconds"
+        return Finding("warn", value, "unset PYTHONDONTWRITEBYTECODE")
     return Finding("ok", f"{version}, {len(core)} packages as required")
 
 

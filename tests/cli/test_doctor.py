@@ -50,6 +50,16 @@ def test_what_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     raise AssertionError("the child is alive")
 
 
+def test_an_interpreter_that_compiles_everything_again_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert doctor._python().status == "ok"  # what torch was compiled to is there
+    monkeypatch.setattr(doctor, "cache_from_source", lambda path: "/nowhere")
+    found = doctor._python()
+    assert (found.status, found.fix) == ("warn", "unset PYTHONDONTWRITEBYTECODE")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert doctor._python().status == "ok"
+
+
 def test_probes_measure(tmp_path: Path) -> None:
     assert probe("tabletop", "fix").value.endswith(" env steps/s in one process")
     torch = probe("torch", "fix")

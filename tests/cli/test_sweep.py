@@ -212,7 +212,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
     with pytest.raises(ConfigError, match="nothing varies"):
         trials_of(NAME, ["model.options.hidden_sizes=[32,16]"])
     assert command_line(["sweep", NAME, "tabletop_ppo_vla", "runner.seed=1,2"]) == 2
-    assert "here are 2" in capsys.readouterr().err
+    assert "2 were given" in capsys.readouterr().err
     assert not (stand_in / "results").exists()
 
 

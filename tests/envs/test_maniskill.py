@@ -201,7 +201,7 @@ for backend in ("auto", "cpu", "gpu"):
         ({"obs_mode": "rgb"}, False, ("physx_cpu", "cpu")),
         ({"obs_mode": "rgb", "render_backend": "cpu"}, True, ("physx_cpu", "cpu")),
         ({"obs_mode": "rgb", "sim_backend": "physx_cpu"}, True, ("physx_cpu", "gpu")),
-        ({"obs_mode": "rgb", "sim_backend": "physx_cuda"}, False, "no Vulkan device on it"),
+        ({"obs_mode": "rgb", "sim_backend": "physx_cuda"}, False, "the GPU has no Vulkan device"),
         ({"obs_mode": "rgb", "sim_backend": "physx_cuda", "render_backend": "cpu"}, True, "render_backend is cpu"),
     ],
 )

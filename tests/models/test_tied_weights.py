@@ -92,7 +92,7 @@ def test_a_layer_that_is_used_twice_has_one_adapter():
 
 
 def test_an_adapter_of_weights_that_another_layer_has_too_is_refused():
-    with pytest.raises(ValueError, match=r"model\.options\.lora\.targets: back has weights that another module has"):
+    with pytest.raises(ValueError, match=r"model\.options\.lora\.targets: back shares its weights with another module"):
         add_adapters(make(), {"rank": 2, "alpha": 2, "targets": ["back"]})
 
 
@@ -146,5 +146,5 @@ def test_two_values_for_one_tied_weight_are_refused():
     module = nn.ModuleDict({"first": nn.Linear(2, 2, bias=False)})
     module["second"] = module["first"]
     state = {"first.weight": torch.zeros(2, 2), "second.weight": torch.ones(2, 2)}
-    with pytest.raises(ValueError, match=r"second\.weight is first\.weight in this policy, and they differ"):
+    with pytest.raises(ValueError, match=r"second\.weight and first\.weight are one tensor in this policy, and differ"):
         load_policy_state(module, state)

@@ -17,8 +17,6 @@ from rlinf_lite.models import GaussianPolicy
 from rlinf_lite.registry import ESTIMATORS
 from torch import nn
 
-pytestmark = pytest.mark.usefixtures("forks")
-
 
 class Room(EnvCard):
     class Options(Section):
