@@ -81,18 +81,18 @@ class Painter:
         self._visible = mujoco.MjvOption()
         for group in [*hidden_groups, _UNSEEN]:
             self._visible.geomgroup[group] = 0
-        self._model, self._size, self._skips_unseen = model, camera_size, render == "fast"
+        self._mj_model, self._size, self._skips_unseen = model, camera_size, render == "fast"
         self._groups = model.geom_group.copy()
 
     def paint(self, data: Any, camera: str) -> NDArray[np.uint8]:
         """Picture of a camera now, [H, W, 3], the highest row first. `data` is the MjData of one of the
         environments."""
         if self._skips_unseen:
-            self._model.geom_group[_out_of_view(self._model, data, camera, self._size)] = _UNSEEN
+            self._mj_model.geom_group[_out_of_view(self._mj_model, data, camera, self._size)] = _UNSEEN
         try:
             self._renderer.update_scene(data, camera, self._visible)
         finally:
-            self._model.geom_group[:] = self._groups
+            self._mj_model.geom_group[:] = self._groups
         image: NDArray[np.uint8] = self._renderer.render()
         return image
 

@@ -61,7 +61,11 @@ def test_a_bad_config_exits_with_2_and_a_list() -> None:
     assert "  - algorithm.lr: there is no such key. lr belongs in actor.optim.lr\n" in done.stderr
 
 
-LR = "  actor.optim.lr: 0.0003\n      Learning rate; at 0 nothing changes, which tests whether acting and\n      training agree.\n"
+LR = """\
+  actor.optim.lr: 0.0003
+      Learning rate; at 0 nothing changes, which tests whether acting and
+      training agree.
+"""
 
 
 def test_help_fits_and_shows_what_is_changed_most() -> None:

@@ -22,22 +22,23 @@ _BAD = 1e10  # MuJoCo starts a simulation again whose positions or velocities ar
 class Stepping:
     """Inside `active`, takes the place of the simulation's `forward` and `step` and of the robot's `control`."""
 
-    def __init__(self, env: Any) -> None:
-        """`env`: the library's environment, of one arm with a controller of kind OSC_POSE."""
+    def __init__(self, env: Any, model: Any, data: Any) -> None:
+        """`env`: the library's environment, of one arm with a controller of kind OSC_POSE; `model` and `data`: MuJoCo's
+        own."""
         import mujoco
         from robosuite.utils import control_utils
 
         self._mujoco, self._control_utils = mujoco, control_utils
         self._env, self._robot = env, env.robots[0]
-        self._model, self._data = env.sim.model._model, env.sim.data._data
+        self._mj_model, self._mj_data = model, data
         self._active = self._is_known = False
         env.sim.forward, env.sim.step = self._forward, self._step
         self._arm, self._fingers = (
             [env.sim.model.actuator_name2id(name) for name in part.actuators]
             for part in (self._robot.robot_model, self._robot.gripper)
         )
-        self._arm_low, self._arm_high = self._model.actuator_ctrlrange[self._arm].T
-        low, high = self._model.actuator_ctrlrange[self._fingers].T
+        self._arm_low, self._arm_high = self._mj_model.actuator_ctrlrange[self._arm].T
+        low, high = self._mj_model.actuator_ctrlrange[self._fingers].T
         self._finger_middle, self._finger_reach = 0.5 * (high + low), 0.5 * (high - low)
 
     @contextmanager
@@ -52,22 +53,22 @@ class Stepping:
 
     def _forward(self) -> None:
         if self._is_known:
-            self._mujoco.mj_forwardSkip(self._model, self._data, self._mujoco.mjtStage.mjSTAGE_VEL, False)
+            self._mujoco.mj_forwardSkip(self._mj_model, self._mj_data, self._mujoco.mjtStage.mjSTAGE_VEL, False)
         else:
-            self._mujoco.mj_forward(self._model, self._data)
+            self._mujoco.mj_forward(self._mj_model, self._mj_data)
             self._is_known = self._active
 
     def _step(self, with_udd: bool = True) -> None:
-        data = self._data
+        data = self._mj_data
         if self._is_known and (np.abs(data.qpos) < _BAD).all() and (np.abs(data.qvel) < _BAD).all():
-            self._mujoco.mj_step2(self._model, data)
+            self._mujoco.mj_step2(self._mj_model, data)
         else:
-            self._mujoco.mj_step(self._model, data)
+            self._mujoco.mj_step(self._mj_model, data)
         self._is_known = False
 
     def _control(self, action: NDArray[np.float64], policy_step: bool = False) -> None:
         """Set the arm's torques and the fingers' positions for the next substep."""
-        data, controller = self._data, self._robot.controller
+        data, controller = self._mj_data, self._robot.controller
         if policy_step:
             controller.set_goal(action[: controller.control_dim])
         else:
@@ -78,7 +79,7 @@ class Stepping:
 
     def _update(self, controller: Any) -> None:
         """`Controller.update`: read the arm's pose, velocity, Jacobians and mass matrix."""
-        model, data, joints = self._model, self._data, controller.qvel_index
+        model, data, joints = self._mj_model, self._mj_data, controller.qvel_index
         self._forward()
         site = self._robot.eef_site_id
         jac_pos, jac_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
@@ -101,7 +102,7 @@ class Stepping:
         torque = np.multiply(ori_error, c.kp[3:6]) + np.multiply(-c.ee_ori_vel, c.kd[3:6])
         _, lambda_pos, lambda_ori, nullspace = utils.opspace_matrices(c.mass_matrix, c.J_full, c.J_pos, c.J_ori)
         wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
-        torques = np.dot(c.J_full.T, wrench) + self._data.qfrc_bias[c.qvel_index]
+        torques = np.dot(c.J_full.T, wrench) + self._mj_data.qfrc_bias[c.qvel_index]
         torques += utils.nullspace_torques(c.mass_matrix, nullspace, c.initial_joint, c.joint_pos, c.joint_vel)
         c.new_update = True
         return np.array(torques)

@@ -140,7 +140,7 @@ class World:
         self.env: Any = self._control.env
         self._check_states()
         self._keep_model(built)
-        self._stepping = Stepping(self.env)
+        self._stepping = Stepping(self.env, self.env.sim.model._model, self.env.sim.data._data)
         self._painter: Painter | None = None
         if options.cameras:
             import mujoco

@@ -101,8 +101,8 @@ class LanguageModel(Card):
             if value != theirs[name] and (name != "alpha" or lora.alpha or lora.rank == theirs["rank"]):
                 yield Problem(
                     f"model.lora.{name}",
-                    f"is {value}, and the adapters in {directory} have {theirs[name]}. Set the same value, or start from "
-                    f"weights that they are merged into: rlinf-lite export {directory} --to hf DIR --license ...",
+                    f"is {value}, and the adapters in {directory} have {theirs[name]}. Set the same value, or start "
+                    f"from weights that they are merged into: rlinf-lite export {directory} --to hf DIR --license ...",
                 )
 
     def _divides(self, config: ReasoningConfig) -> Iterator[Problem]:
