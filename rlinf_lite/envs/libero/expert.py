@@ -1,0 +1,240 @@
+"""A scripted expert for LIBERO's pick-and-place tasks. It reads positions from the simulation, not pictures.
+
+It reads the task's goal, chooses a grasp with free space around the hand, carries the object to the goal and puts it
+down there. Objects that fit between the fingers are grasped through their centre, wider ones (bowls) by their rim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lite.envs.errors import EnvContractError
+
+Array = NDArray[np.float64]
+
+OPEN, CLOSED = -1.0, 1.0
+REACH, TURN = 0.05, 0.5  # metres and radians by which an action of 1 moves the hand
+_SPAN = 0.07  # width of the widest object that fits between the fingers, metres
+_BELOW_TOP, _ABOVE_BOTTOM = 0.028, 0.012  # height of a grasp: as low as the palm permits, as high as the table asks for
+_TIP = 0.013  # the fingers end this far below the point that is controlled
+_GAP = 0.02  # distance to what the hand passes over
+_BESIDE = 0.08  # the hand and what it carries are less than this far from the hand's path
+_CLEAR = 0.012  # enough distance between the hand and other objects
+_NUM_ANGLES = 12
+_ALIGNED, _REACHED, _TURNED = 0.012, 0.008, 0.1  # metres, metres, radians
+_LONGEST = 50  # env steps of one movement
+_LOST = 0.03  # a carried object is never so much nearer to the hand, or farther from it, than when it was grasped
+_CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
+_HAND = np.array(
+    [[x, y, z] for x in (-0.055, -0.04, 0.04, 0.055) for y in (-0.011, 0.011) for z in (-0.012, 0.01, 0.03)]
+    + [[x, y, z] for x in np.linspace(-0.105, 0.105, 8) for y in (-0.03, 0.03) for z in (0.04, 0.08, 0.12)]
+)
+"""Points of the open hand [P, 3]: of its fingers and its palm. x is the axis along which the fingers open, z is up."""
+
+
+@dataclass(frozen=True)
+class Grasp:
+    """A pose of the hand, which points down."""
+
+    position: Array  # [3]
+    angle: float
+    """Direction in which the fingers open, 0 to pi, from the world's x axis."""
+    offset: Array
+    """The position's distance from the object's centre [2]: zeros, or towards the rim."""
+
+
+class Boxes:
+    """The oriented bounding boxes of the shapes of some bodies that may collide. G boxes."""
+
+    def __init__(self, sim: Any, bodies: Sequence[int]) -> None:
+        model, data = sim.model, sim.data
+        collides = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
+        geoms = np.flatnonzero(np.isin(model.body_rootid[model.geom_bodyid], bodies) & collides)
+        self.rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)
+        self.centres = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", self.rotations, model.geom_aabb[geoms, :3])
+        self.sizes = model.geom_aabb[geoms, 3:]  # half of the width
+
+    def corners(self) -> Array:
+        """[G, 8, 3]"""
+        return self.centres[:, None] + np.einsum("gij,gcj->gci", self.rotations, _CORNERS * self.sizes[:, None])
+
+    def distance(self, points: Array) -> float:
+        """The smallest distance of points [P, 3] from the boxes, along a box's own axes; negative inside."""
+        local = np.einsum("gij,gpi->gpj", self.rotations, points - self.centres[:, None])
+        return float((np.abs(local) - self.sizes[:, None]).max(-1).min(initial=np.inf))
+
+    def top(self, start: Array, end: Array) -> float:
+        """Height of the highest box near the horizontal way from `start` to `end`; -inf if there is none."""
+        path = np.linspace(start[:2], end[:2], 20)
+        low, high = self.corners().min(1), self.corners().max(1)
+        outside = np.maximum(low[:, None, :2] - path, path - high[:, None, :2]).max(-1)  # [G, 20]
+        return float(high[(outside < _BESIDE).any(1), 2].max(initial=-np.inf))
+
+
+class Expert:
+    """The expert of one episode in the library's environment. Raises EnvContractError if the task is not to put one
+    object on or in another."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.thing, self.goal, self._is_in = pick_and_place(env.parsed_problem["goal_state"])
+        site = env.object_sites_dict.get(self.goal)
+        self._site = None if site is None else env.sim.model.site_name2id(self.goal)
+        self._support = self.goal if site is None else env.object_states_dict[self.goal].parent_name
+        self.failed: list[Grasp] = []
+        self._script = self._play()
+        self._action, self._asked_at = np.zeros(7), -1
+
+    def action(self) -> Array:
+        """The next action [7] from the present state, in the library's units."""
+        if self._env.timestep != self._asked_at:
+            self._action, self._asked_at = next(self._script), self._env.timestep
+        return self._action
+
+    def grasps(self) -> list[Grasp]:
+        """Grasps of the object, the best first: with free space around the hand, both here and at the goal; unlike
+        those that have failed; across the object's narrow side; with the hand turned little."""
+        corners = self._boxes(self.thing).corners().reshape(-1, 3)
+        place = (corners.min(0) + corners.max(0)) / 2
+        place[2] = max(corners[:, 2].max() - _BELOW_TOP, corners[:, 2].min() + _ABOVE_BOTTOM)
+        around, around_goal = self._boxes(*self._others()), self._boxes(*self._others() - {self._support})
+        to_goal = self._goal_position() - self._position(self.thing)
+        turns = [_yaw(angle) for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES]
+        widths = [np.ptp(corners @ turn[:, 0]) for turn in turns]
+        scored = []
+        for number, (turn, width) in enumerate(zip(turns, widths, strict=True)):
+            if min(widths) < _SPAN:
+                sides = [0.0] if width < _SPAN else []
+            else:
+                sides = [width / 2, -width / 2]
+            for side in sides:
+                grasp = Grasp(place + side * turn[:, 0], number * np.pi / _NUM_ANGLES, side * turn[:2, 0])
+                hand = _HAND @ turn.T + grasp.position
+                free = min(around.distance(hand), around_goal.distance(hand + to_goal), _CLEAR)
+                again = sum(_are_alike(grasp, failed) for failed in self.failed)
+                score = 100 * free - again - 0.2 * abs(grasp.angle - np.pi / 2) - (0 if side else 10 * width)
+                scored.append((score, grasp))
+        return [grasp for _, grasp in sorted(scored, key=lambda one: -one[0])]
+
+    def _play(self) -> Iterator[Array]:
+        """The actions of attempts, one after the other, until the object is at its goal."""
+        while True:
+            grasp = self.grasps()[0]
+            high = _TIP + _GAP + self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position)
+            yield from self._move(lambda: grasp.position - self._hand(), grasp.angle, OPEN, high)
+            yield from self._move(lambda: grasp.position - self._hand(), grasp.angle, OPEN)
+            yield from self._grip(grasp, CLOSED)
+
+            held = self._distance()
+            lost = lambda: abs(self._distance() - held) > _LOST
+            way = lambda: self._goal_position() - self._position(self.thing)
+            hang = self._hand()[2] - self._bottom()
+            high = hang + _GAP + self._boxes(*self._others()).top(self._hand(), self._goal_position())
+            yield from self._move(way, grasp.angle, CLOSED, high, lost)
+            yield from self._move(way, grasp.angle, CLOSED, None, lambda: lost() or self._touches())
+            if lost():
+                self.failed.append(grasp)
+            yield from self._grip(grasp, OPEN)
+            if self._is_solved():
+                rest = self._hand() + [0, 0, 0.1]
+                while self._is_solved():
+                    yield self._towards(rest - self._hand(), grasp.angle, OPEN)
+
+    def _move(
+        self,
+        way: Callable[[], Array],
+        angle: float,
+        gripper: float,
+        height: float | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Array]:
+        """Actions that move the hand by the vector `way()`. If a `height` is given, the hand rises to it before it moves
+        sideways, and the vertical way that is left does not matter."""
+        for _ in range(_LONGEST):
+            move = way()
+            if height is None:
+                arrived = np.abs(move).max() < _REACHED
+            else:
+                arrived = np.hypot(*move[:2]) < _ALIGNED
+                up = height - self._hand()[2]
+                move = np.append(move[:2] * (up < _GAP / 2), up)
+            if stop() or (arrived and np.abs(self._turn(angle)).max() < _TURNED):
+                return
+            yield self._towards(move, angle, gripper)
+
+    def _grip(self, grasp: Grasp, gripper: float) -> Iterator[Array]:
+        """Actions that open or close the gripper in place."""
+        place = self._hand()
+        while self._env.robots[0].gripper.current_action[-1] * gripper < 1:
+            yield self._towards(place - self._hand(), grasp.angle, gripper)
+
+    def _towards(self, move: Array, angle: float, gripper: float) -> Array:
+        return np.concatenate([np.clip(move / REACH, -1, 1), np.clip(self._turn(angle) / TURN, -1, 1), [gripper]])
+
+    def _turn(self, angle: float) -> Array:
+        """The rotation [3] from the hand's orientation to the one of a grasp, as axis-angle."""
+        from robosuite.utils.transform_utils import mat2quat, quat2axisangle
+
+        now = self._env.sim.data.site_xmat[self._env.robots[0].eef_site_id].reshape(3, 3)
+        turn: Array = quat2axisangle(mat2quat(_yaw(angle) * [1, -1, -1] @ now.T))
+        return turn
+
+    def _hand(self) -> Array:
+        return np.array(self._env.sim.data.site_xpos[self._env.robots[0].eef_site_id])
+
+    def _position(self, name: str) -> Array:
+        return np.array(self._env.sim.data.xpos[self._env.obj_body_id[name]])
+
+    def _distance(self) -> float:
+        return float(np.linalg.norm(self._hand() - self._position(self.thing)))
+
+    def _bottom(self) -> float:
+        return float(self._boxes(self.thing).corners()[..., 2].min())
+
+    def _goal_position(self) -> Array:
+        """Position [3] of the object at its goal: in the middle of a region, or standing on the middle of a surface."""
+        place = self._position(self.goal) if self._site is None else np.array(self._env.sim.data.site_xpos[self._site])
+        if not self._is_in:
+            place[2] += self._position(self.thing)[2] - self._bottom()
+        return place
+
+    def _others(self) -> set[str]:
+        return set(self._env.obj_body_id) - {self.thing}
+
+    def _boxes(self, *names: str) -> Boxes:
+        return Boxes(self._env.sim, [self._env.obj_body_id[name] for name in names])
+
+    def _touches(self) -> bool:
+        """Whether the object stands on its goal."""
+        env = self._env
+        return not self._is_in and env.check_contact(env.get_object(self.thing), env.get_object(self._support))
+
+    def _is_solved(self) -> bool:
+        from libero.libero.envs.predicates import eval_predicate_fn
+
+        ((predicate, *names),) = self._env.parsed_problem["goal_state"]
+        return bool(eval_predicate_fn(predicate, *(self._env.object_states_dict[name] for name in names)))
+
+
+def pick_and_place(goal: Sequence[Sequence[str]]) -> tuple[str, str, bool]:
+    """The object that a goal moves, the object or site where it is to be, and whether it is to be in that, not on it.
+    Raises EnvContractError for another kind of goal."""
+    if len(goal) == 1 and len(goal[0]) == 3 and goal[0][0] in ("on", "in"):
+        predicate, thing, where = goal[0]
+        return thing, where, predicate == "in"
+    raise EnvContractError(f"the expert puts one object on or in another, and the goal is {goal}", "env.task")
+
+
+def _yaw(angle: float) -> Array:
+    """Rotation [3, 3] around the vertical axis."""
+    return np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+
+
+def _are_alike(one: Grasp, other: Grasp) -> bool:
+    turn = abs(one.angle - other.angle)
+    return bool(min(turn, np.pi - turn) < np.pi / 5 and np.linalg.norm(one.offset - other.offset) < _SPAN / 2)
