@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_goal_names_what_is_put_where() -> None:
     assert pick_and_place([["in", "milk_1", "basket_1_contain_region"]]) == ("milk_1", "basket_1_contain_region", True)
 
 
-@pytest.mark.parametrize("goal", [[["open", "drawer"]], [["on", "a", "b"], ["on", "c", "b"]], [["turnon", "stove"]], []])
+@pytest.mark.parametrize("goal", [[["open", "drawer"]], [["on", "a", "b"], ["on", "c", "b"]], []])
 def test_another_goal_is_refused(goal: list[list[str]]) -> None:
     with pytest.raises(EnvContractError, match="puts one object on or in another, and the goal is"):
         pick_and_place(goal)
@@ -74,7 +75,7 @@ def test_a_grasp_that_failed_is_not_the_next_one() -> None:
     for _ in range(3):
         tried.append(expert.grasps()[0])
         expert.failed.append(tried[-1])
-    gaps = [np.linalg.norm(one.offset - other.offset) for one, other in zip(tried, tried[1:], strict=False)]
+    gaps = [np.linalg.norm(one.offset - other.offset) for one, other in pairwise(tried)]
     assert min(gaps) > 0.03
 
 
@@ -88,7 +89,7 @@ def test_tasks_without_an_expert_are_refused_with_those_that_have_one() -> None:
     with pytest.raises(ConfigError) as caught:
         load_config("embodiment/base/run", ["env.id=libero", "env.task=libero_goal", "runner.task_type=sft"])
     [problem] = [text for text in caught.value.problems if text.startswith("data.teacher_dir")]
-    assert "open_the_middle_drawer_of_the_cabinet" in problem and "and 1 more: there is one for libero_spatial" in problem
+    assert "for open_the_middle_drawer_of_the_cabinet, " in problem and "and 1 more: there is one for" in problem
 
 
 @pytest.mark.slow

@@ -20,13 +20,13 @@ Array = NDArray[np.float64]
 OPEN, CLOSED = -1.0, 1.0
 REACH, TURN = 0.05, 0.5  # metres and radians by which an action of 1 moves the hand
 _SPAN = 0.07  # width of the widest object that fits between the fingers, metres
-_BELOW_TOP, _ABOVE_BOTTOM = 0.028, 0.012  # height of a grasp: as low as the palm permits, as high as the table asks for
+_BELOW_TOP, _ABOVE_BOTTOM = 0.034, 0.012  # height of a grasp: as low as the palm permits, as high as the table asks for
 _TIP = 0.013  # the fingers end this far below the point that is controlled
-_GAP = 0.02  # distance to what the hand passes over
+_GAP = 0.03  # distance to what the hand passes over
 _BESIDE = 0.08  # the hand and what it carries are less than this far from the hand's path
 _CLEAR = 0.012  # enough distance between the hand and other objects
 _NUM_ANGLES = 12
-_ALIGNED, _REACHED, _TURNED = 0.012, 0.008, 0.1  # metres, metres, radians
+_ALIGNED, _REACHED, _TURNED = 0.012, 0.006, 0.1  # metres, metres, radians
 _LONGEST = 50  # env steps of one movement
 _LOST = 0.03  # a carried object is never so much nearer to the hand, or farther from it, than when it was grasped
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
@@ -103,7 +103,7 @@ class Expert:
         place = (corners.min(0) + corners.max(0)) / 2
         place[2] = max(corners[:, 2].max() - _BELOW_TOP, corners[:, 2].min() + _ABOVE_BOTTOM)
         around, around_goal = self._boxes(*self._others()), self._boxes(*self._others() - {self._support})
-        to_goal = self._goal_position() - self._position(self.thing)
+        to_goal = self._to_goal()
         turns = [_yaw(angle) for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES]
         widths = [np.ptp(corners @ turn[:, 0]) for turn in turns]
         scored = []
@@ -125,36 +125,38 @@ class Expert:
         """The actions of attempts, one after the other, until the object is at its goal."""
         while True:
             grasp = self.grasps()[0]
-            high = _TIP + _GAP + self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position)
-            yield from self._move(lambda: grasp.position - self._hand(), grasp.angle, OPEN, high)
-            yield from self._move(lambda: grasp.position - self._hand(), grasp.angle, OPEN)
-            yield from self._grip(grasp, CLOSED)
 
-            held = self._distance()
-            lost = lambda: abs(self._distance() - held) > _LOST
-            way = lambda: self._goal_position() - self._position(self.thing)
-            hang = self._hand()[2] - self._bottom()
-            high = hang + _GAP + self._boxes(*self._others()).top(self._hand(), self._goal_position())
-            yield from self._move(way, grasp.angle, CLOSED, high, lost)
-            yield from self._move(way, grasp.angle, CLOSED, None, lambda: lost() or self._touches())
-            if lost():
-                self.failed.append(grasp)
+            def to_grasp(grasp: Grasp = grasp) -> Array:
+                return grasp.position - self._hand()
+
+            over = self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position) + _TIP + _GAP
+            yield from self._move(to_grasp, grasp, OPEN, over)
+            yield from self._move(to_grasp, grasp, OPEN)
+            yield from self._grip(grasp, CLOSED)
+            reach, hang = self._distance(), self._hand()[2] - self._bottom()
+
+            def is_lost(reach: float = reach) -> bool:
+                return abs(self._distance() - reach) > _LOST
+
+            over = self._boxes(*self._others()).top(self._hand(), self._goal_position()) + hang + _GAP
+            yield from self._move(self._to_goal, grasp, CLOSED, over, is_lost)
+            yield from self._move(self._to_goal, grasp, CLOSED, stop=lambda: is_lost() or self._touches())
             yield from self._grip(grasp, OPEN)
-            if self._is_solved():
-                rest = self._hand() + [0, 0, 0.1]
-                while self._is_solved():
-                    yield self._towards(rest - self._hand(), grasp.angle, OPEN)
+            aside = self._hand() + np.array([0, 0, 0.1])
+            while self._is_solved():
+                yield self._towards(aside - self._hand(), grasp, OPEN)
+            self.failed.append(grasp)
 
     def _move(
         self,
         way: Callable[[], Array],
-        angle: float,
+        grasp: Grasp,
         gripper: float,
         height: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Array]:
-        """Actions that move the hand by the vector `way()`. If a `height` is given, the hand rises to it before it moves
-        sideways, and the vertical way that is left does not matter."""
+        """Actions that move the hand by the vector `way()` from where it is, until that is short. If a `height` is
+        given, the hand rises to it before it moves sideways, and only the horizontal part of the way counts."""
         for _ in range(_LONGEST):
             move = way()
             if height is None:
@@ -163,25 +165,28 @@ class Expert:
                 arrived = np.hypot(*move[:2]) < _ALIGNED
                 up = height - self._hand()[2]
                 move = np.append(move[:2] * (up < _GAP / 2), up)
-            if stop() or (arrived and np.abs(self._turn(angle)).max() < _TURNED):
+            if stop() or (arrived and np.abs(self._turn(grasp)).max() < _TURNED):
                 return
-            yield self._towards(move, angle, gripper)
+            yield self._towards(move, grasp, gripper)
 
     def _grip(self, grasp: Grasp, gripper: float) -> Iterator[Array]:
         """Actions that open or close the gripper in place."""
         place = self._hand()
-        while self._env.robots[0].gripper.current_action[-1] * gripper < 1:
-            yield self._towards(place - self._hand(), grasp.angle, gripper)
+        for _ in range(_LONGEST):
+            if self._env.robots[0].gripper.current_action[-1] * gripper >= 1:
+                return
+            yield self._towards(place - self._hand(), grasp, gripper)
 
-    def _towards(self, move: Array, angle: float, gripper: float) -> Array:
-        return np.concatenate([np.clip(move / REACH, -1, 1), np.clip(self._turn(angle) / TURN, -1, 1), [gripper]])
+    def _towards(self, move: Array, grasp: Grasp, gripper: float) -> Array:
+        """The action [7] that moves the hand by a vector, and turns it as in a grasp."""
+        return np.concatenate([np.clip(move / REACH, -1, 1), np.clip(self._turn(grasp) / TURN, -1, 1), [gripper]])
 
-    def _turn(self, angle: float) -> Array:
-        """The rotation [3] from the hand's orientation to the one of a grasp, as axis-angle."""
+    def _turn(self, grasp: Grasp) -> Array:
+        """The rotation [3] from the hand's orientation to the one in a grasp, as axis-angle."""
         from robosuite.utils.transform_utils import mat2quat, quat2axisangle
 
         now = self._env.sim.data.site_xmat[self._env.robots[0].eef_site_id].reshape(3, 3)
-        turn: Array = quat2axisangle(mat2quat(_yaw(angle) * [1, -1, -1] @ now.T))
+        turn: Array = quat2axisangle(mat2quat(_yaw(grasp.angle) * [1, -1, -1] @ now.T))
         return turn
 
     def _hand(self) -> Array:
@@ -202,6 +207,9 @@ class Expert:
         if not self._is_in:
             place[2] += self._position(self.thing)[2] - self._bottom()
         return place
+
+    def _to_goal(self) -> Array:
+        return self._goal_position() - self._position(self.thing)
 
     def _others(self) -> set[str]:
         return set(self._env.obj_body_id) - {self.thing}
