@@ -139,11 +139,8 @@ class Libero(EnvCard):
         if not not_covered:
             return None
         more = f" and {len(not_covered) - 3} more" if len(not_covered) > 3 else ""
-        of_goal = ", ".join(name for name in EXPERT_TASKS if name in SUITES["libero_goal"])
-        return (
-            f"no scripted expert for {', '.join(not_covered[:3])}{more}: there is one for libero_spatial, libero_object, "
-            f"{of_goal}"
-        )
+        covered = ["libero_spatial", "libero_object", *(name for name in EXPERT_TASKS if name in SUITES["libero_goal"])]
+        return f"no scripted expert for {', '.join(not_covered[:3])}{more}: there is one for {', '.join(covered)}"
 
     def problems(self, config: Config) -> Iterator[Problem]:
         from rlinf_lite.envs.errors import MissingAssetsError

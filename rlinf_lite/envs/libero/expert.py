@@ -104,21 +104,19 @@ class Expert:
         place[2] = max(corners[:, 2].max() - _BELOW_TOP, corners[:, 2].min() + _ABOVE_BOTTOM)
         around, around_goal = self._boxes(*self._others()), self._boxes(*self._others() - {self._support})
         to_goal = self._to_goal()
-        turns = [_yaw(angle) for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES]
-        widths = [np.ptp(corners @ turn[:, 0]) for turn in turns]
+        widths = {angle: np.ptp(corners @ _yaw(angle)[:, 0]) for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES}
+        if min(widths.values()) < _SPAN:
+            candidates = [(angle, 0.0) for angle, width in widths.items() if width < _SPAN]
+        else:
+            candidates = [(angle, side) for angle, width in widths.items() for side in (width / 2, -width / 2)]
         scored = []
-        for number, (turn, width) in enumerate(zip(turns, widths, strict=True)):
-            if min(widths) < _SPAN:
-                sides = [0.0] if width < _SPAN else []
-            else:
-                sides = [width / 2, -width / 2]
-            for side in sides:
-                grasp = Grasp(place + side * turn[:, 0], number * np.pi / _NUM_ANGLES, side * turn[:2, 0])
-                hand = _HAND @ turn.T + grasp.position
-                free = min(around.distance(hand), around_goal.distance(hand + to_goal), _CLEAR)
-                again = sum(_are_alike(grasp, failed) for failed in self.failed)
-                score = 100 * free - again - 0.2 * abs(grasp.angle - np.pi / 2) - (0 if side else 10 * width)
-                scored.append((score, grasp))
+        for angle, side in candidates:
+            grasp = Grasp(place + side * _yaw(angle)[:, 0], angle, side * _yaw(angle)[:2, 0])
+            hand = _HAND @ _yaw(angle).T + grasp.position
+            free = min(around.distance(hand), around_goal.distance(hand + to_goal), _CLEAR)
+            again = sum(_are_alike(grasp, failed) for failed in self.failed)
+            score = 100 * free - again - 0.2 * abs(angle - np.pi / 2) - (0 if side else 10 * widths[angle])
+            scored.append((score, grasp))
         return [grasp for _, grasp in sorted(scored, key=lambda one: -one[0])]
 
     def _play(self) -> Iterator[Array]:
