@@ -26,6 +26,7 @@ _GAP = 0.03  # distance to what the hand passes over
 _BESIDE = 0.08  # the hand and what it carries are less than this far from the hand's path
 _CLEAR = 0.012  # enough distance between the hand and other objects
 _NUM_ANGLES = 12
+_INWARD = (0.0, 0.025)  # from a rim to the middle between the open fingers, metres; the second in narrow places
 _ALIGNED, _REACHED, _TURNED = 0.012, 0.006, 0.1  # metres, metres, radians
 _LONGEST = 50  # env steps of one movement
 _LOST = 0.03  # a carried object is never so much nearer to the hand, or farther from it, than when it was grasped
@@ -108,14 +109,16 @@ class Expert:
         if min(widths.values()) < _SPAN:
             candidates = [(angle, 0.0) for angle, width in widths.items() if width < _SPAN]
         else:
-            candidates = [(angle, side) for angle, width in widths.items() for side in (width / 2, -width / 2)]
+            rims = [(angle, width / 2 - inward) for angle, width in widths.items() for inward in _INWARD]
+            candidates = [(angle, way * side) for angle, side in rims for way in (1, -1)]
         scored = []
         for angle, side in candidates:
             grasp = Grasp(place + side * _yaw(angle)[:, 0], angle, side * _yaw(angle)[:2, 0])
             hand = _HAND @ _yaw(angle).T + grasp.position
             free = min(around.distance(hand), around_goal.distance(hand + to_goal), _CLEAR)
             again = sum(_are_alike(grasp, failed) for failed in self.failed)
-            score = 100 * free - again - 0.2 * abs(angle - np.pi / 2) - (0 if side else 10 * widths[angle])
+            off_centre = 10 * (widths[angle] / 2 - abs(side)) if side else 10 * widths[angle]
+            score = 100 * free - again - 0.2 * abs(angle - np.pi / 2) - off_centre
             scored.append((score, grasp))
         return [grasp for _, grasp in sorted(scored, key=lambda one: -one[0])]
 
@@ -127,16 +130,16 @@ class Expert:
             def to_grasp(grasp: Grasp = grasp) -> Array:
                 return grasp.position - self._hand()
 
-            over = self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position) + _TIP + _GAP
+            over = self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position)
             yield from self._move(to_grasp, grasp, OPEN, over)
             yield from self._move(to_grasp, grasp, OPEN)
             yield from self._grip(grasp, CLOSED)
-            reach, hang = self._distance(), self._hand()[2] - self._bottom()
+            reach = self._distance()
 
             def is_lost(reach: float = reach) -> bool:
                 return abs(self._distance() - reach) > _LOST
 
-            over = self._boxes(*self._others()).top(self._hand(), self._goal_position()) + hang + _GAP
+            over = self._boxes(*self._others()).top(self._hand(), self._goal_position())
             yield from self._move(self._to_goal, grasp, CLOSED, over, is_lost)
             yield from self._move(self._to_goal, grasp, CLOSED, stop=lambda: is_lost() or self._touches())
             yield from self._grip(grasp, OPEN)
@@ -150,18 +153,19 @@ class Expert:
         way: Callable[[], Array],
         grasp: Grasp,
         gripper: float,
-        height: float | None = None,
+        over: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Array]:
-        """Actions that move the hand by the vector `way()` from where it is, until that is short. If a `height` is
-        given, the hand rises to it before it moves sideways, and only the horizontal part of the way counts."""
+        """Actions that move the hand by the vector `way()` from where it is until that is short. With the height of what
+        is on the way in `over`, the hand rises before it moves sideways, and only the horizontal part counts."""
         for _ in range(_LONGEST):
             move = way()
-            if height is None:
+            if over is None:
                 arrived = np.abs(move).max() < _REACHED
             else:
                 arrived = np.hypot(*move[:2]) < _ALIGNED
-                up = height - self._hand()[2]
+                tips = self._hand()[2] - _TIP
+                up = over + _GAP - (tips if gripper == OPEN else min(tips, self._bottom()))
                 move = np.append(move[:2] * (up < _GAP / 2), up)
             if stop() or (arrived and np.abs(self._turn(grasp)).max() < _TURNED):
                 return
