@@ -28,7 +28,8 @@ _CLEAR = 0.012  # enough distance between the hand and other objects
 _NUM_ANGLES = 12
 _INWARD = (0.0, 0.025)  # from a rim to the middle between the open fingers, metres; the second in narrow places
 _ALIGNED, _REACHED, _TURNED = 0.012, 0.006, 0.1  # metres, metres, radians
-_LONGEST = 50  # env steps of one movement
+_LONGEST = 60  # env steps of one movement
+_PROGRESS, _PATIENCE = 0.001, 6  # a movement that comes no nearer, metres, ends after so many env steps
 _LOST = 0.03  # a carried object is never so much nearer to the hand, or farther from it, than when it was grasped
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
 _HAND = np.array(
@@ -156,12 +157,15 @@ class Expert:
         over: float | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[Array]:
-        """Actions that move the hand by the vector `way()` from where it is until that is short. With the height of what
-        is on the way in `over`, the hand rises before it moves sideways, and only the horizontal part counts."""
+        """Actions that move the hand by the vector `way()` from where it is until that is short. If `over` is given
+        (height of what is on the way), the hand rises before it moves sideways, and only the horizontal part counts."""
+        nearest, waited = np.inf, 0
         for _ in range(_LONGEST):
             move = way()
             if over is None:
-                arrived = np.abs(move).max() < _REACHED
+                far = np.abs(move).max()
+                nearest, waited = (far, 0) if far < nearest - _PROGRESS else (nearest, waited + 1)
+                arrived = far < _REACHED or waited > _PATIENCE
             else:
                 arrived = np.hypot(*move[:2]) < _ALIGNED
                 tips = self._hand()[2] - _TIP
