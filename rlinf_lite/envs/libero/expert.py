@@ -21,6 +21,7 @@ OPEN, CLOSED = -1.0, 1.0
 REACH, TURN = 0.05, 0.5  # metres and radians by which an action of 1 moves the hand
 _SPAN = 0.07  # width of the widest object that fits between the fingers, metres
 _BELOW_TOP, _ABOVE_BOTTOM = 0.034, 0.012  # height of a grasp: as low as the palm permits, as high as the table asks for
+_HOLD = 0.015  # a grasp is at least so far below the top
 _TIP = 0.013  # the fingers end this far below the point that is controlled
 _GAP = 0.03  # distance to what the hand passes over
 _BESIDE = 0.08  # the hand and what it carries are less than this far from the hand's path
@@ -32,11 +33,9 @@ _LONGEST = 60  # env steps of one movement
 _PROGRESS, _PATIENCE = 0.001, 6  # a movement that comes no nearer, metres, ends after so many env steps
 _LOST = 0.03  # a carried object is never so much nearer to the hand, or farther from it, than when it was grasped
 _CORNERS = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)], float)
-_HAND = np.array(
-    [[x, y, z] for x in (-0.055, -0.04, 0.04, 0.055) for y in (-0.011, 0.011) for z in (-0.012, 0.01, 0.03)]
-    + [[x, y, z] for x in np.linspace(-0.105, 0.105, 8) for y in (-0.03, 0.03) for z in (0.04, 0.08, 0.12)]
-)
-"""Points of the open hand [P, 3]: of its fingers and its palm. x is the axis along which the fingers open, z is up."""
+_FINGERS = np.array([[x, y, -_TIP] for x in (-0.055, -0.047, -0.04, 0.04, 0.047, 0.055) for y in (-0.011, 0.011)])
+_PALM = np.array([[x, y, 0.036] for x in np.linspace(-0.105, 0.105, 15) for y in (-0.03, 0, 0.03)])
+"""Lowest points [P, 3] of the open fingers and of the palm above them. x: the axis along which fingers open; z: up."""
 
 
 @dataclass(frozen=True)
@@ -51,31 +50,37 @@ class Grasp:
 
 
 class Boxes:
-    """The oriented bounding boxes of the shapes of some bodies that may collide. G boxes."""
+    """The bounding boxes, each along its shape's own axes, of the shapes of some bodies that may collide. G boxes."""
 
     def __init__(self, sim: Any, bodies: Sequence[int]) -> None:
         model, data = sim.model, sim.data
         collides = (model.geom_contype != 0) | (model.geom_conaffinity != 0)
         geoms = np.flatnonzero(np.isin(model.body_rootid[model.geom_bodyid], bodies) & collides)
-        self.rotations = data.geom_xmat[geoms].reshape(-1, 3, 3)
-        self.centres = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", self.rotations, model.geom_aabb[geoms, :3])
-        self.sizes = model.geom_aabb[geoms, 3:]  # half of the width
+        turns, sizes = data.geom_xmat[geoms].reshape(-1, 3, 3), model.geom_aabb[geoms, 3:]  # sizes: half of the widths
+        self.centres = data.geom_xpos[geoms] + np.einsum("gij,gj->gi", turns, model.geom_aabb[geoms, :3])
+        self.corners = self.centres[:, None] + np.einsum("gij,gcj->gci", turns, _CORNERS * sizes[:, None])  # [G, 8, 3]
+        self.tops = self.corners[..., 2].max(1, initial=-np.inf)
+        sideways = np.moveaxis(turns[:, :2], 1, 2)  # [G, 3, 2], of each of a box's axes
+        length = np.linalg.norm(sideways, axis=-1, keepdims=True)
+        self._axes = sideways / np.maximum(length, 1e-6)
+        reaches = np.einsum("gad,gcd->gac", self._axes, self.corners[..., :2] - self.centres[:, None, :2]).max(
+            -1, initial=0
+        )
+        self._reaches = np.where(length[..., 0] > 0.1, reaches, np.inf)  # [G, 3]; an upright axis separates nothing
 
-    def corners(self) -> Array:
-        """[G, 8, 3]"""
-        return self.centres[:, None] + np.einsum("gij,gcj->gci", self.rotations, _CORNERS * self.sizes[:, None])
+    def beside(self, points: Array) -> Array:
+        """Horizontal distances [G, P] of points [P, 2 or 3] from the boxes; negative above, inside and below them."""
+        apart = points[None, :, :2] - self.centres[:, None, :2]
+        separations: Array = (np.abs(np.einsum("gad,gpd->gpa", self._axes, apart)) - self._reaches[:, None]).max(-1)
+        return separations
 
-    def distance(self, points: Array) -> float:
-        """The smallest distance of points [P, 3] from the boxes, along a box's own axes; negative inside."""
-        local = np.einsum("gij,gpi->gpj", self.rotations, points - self.centres[:, None])
-        return float((np.abs(local) - self.sizes[:, None]).max(-1).min(initial=np.inf))
+    def free(self, points: Array) -> float:
+        """The smallest distance that the points [P, 3] and all above them keep from the boxes; negative inside."""
+        return float(np.maximum(self.beside(points), points[:, 2] - self.tops[:, None]).min(initial=np.inf))
 
-    def top(self, start: Array, end: Array) -> float:
-        """Height of the highest box near the horizontal way from `start` to `end`; -inf if there is none."""
-        path = np.linspace(start[:2], end[:2], 20)
-        low, high = self.corners().min(1), self.corners().max(1)
-        outside = np.maximum(low[:, None, :2] - path, path - high[:, None, :2]).max(-1)  # [G, 20]
-        return float(high[(outside < _BESIDE).any(1), 2].max(initial=-np.inf))
+    def top(self, points: Array, margin: float) -> float:
+        """Height of the highest box within a horizontal `margin` of points; -inf if there is none."""
+        return float(self.tops[(self.beside(points) < margin).any(1)].max(initial=-np.inf))
 
 
 class Expert:
@@ -101,9 +106,8 @@ class Expert:
     def grasps(self) -> list[Grasp]:
         """Grasps of the object, the best first: with free space around the hand, both here and at the goal; unlike
         those that have failed; across the object's narrow side; with the hand turned little."""
-        corners = self._boxes(self.thing).corners().reshape(-1, 3)
-        place = (corners.min(0) + corners.max(0)) / 2
-        place[2] = max(corners[:, 2].max() - _BELOW_TOP, corners[:, 2].min() + _ABOVE_BOTTOM)
+        corners = self._boxes(self.thing).corners.reshape(-1, 3)
+        low, high = corners.min(0), corners.max(0)
         around, around_goal = self._boxes(*self._others()), self._boxes(*self._others() - {self._support})
         to_goal = self._to_goal()
         widths = {angle: np.ptp(corners @ _yaw(angle)[:, 0]) for angle in np.arange(_NUM_ANGLES) * np.pi / _NUM_ANGLES}
@@ -114,9 +118,14 @@ class Expert:
             candidates = [(angle, way * side) for angle, side in rims for way in (1, -1)]
         scored = []
         for angle, side in candidates:
-            grasp = Grasp(place + side * _yaw(angle)[:, 0], angle, side * _yaw(angle)[:2, 0])
-            hand = _HAND @ _yaw(angle).T + grasp.position
-            free = min(around.distance(hand), around_goal.distance(hand + to_goal), _CLEAR)
+            turn = _yaw(angle)
+            position = (low + high) / 2 + side * turn[:, 0]
+            palm, fingers = _PALM @ turn.T, _FINGERS @ turn.T
+            under_palm = around.top(palm + position, 0.0) - palm[0, 2]
+            position[2] = max(low[2] + _ABOVE_BOTTOM, high[2] - _BELOW_TOP, min(under_palm, high[2] - _HOLD))
+            hand = np.concatenate([palm, fingers]) + position
+            free = min(around.free(hand), around_goal.free(hand + to_goal), _CLEAR)
+            grasp = Grasp(position, angle, side * turn[:2, 0])
             again = sum(_are_alike(grasp, failed) for failed in self.failed)
             off_centre = 10 * (widths[angle] / 2 - abs(side)) if side else 10 * widths[angle]
             score = 100 * free - again - 0.2 * abs(angle - np.pi / 2) - off_centre
@@ -131,7 +140,7 @@ class Expert:
             def to_grasp(grasp: Grasp = grasp) -> Array:
                 return grasp.position - self._hand()
 
-            over = self._boxes(*self._env.obj_body_id).top(self._hand(), grasp.position)
+            over = self._boxes(*self._env.obj_body_id).top(self._path(grasp.position), _BESIDE)
             yield from self._move(to_grasp, grasp, OPEN, over)
             yield from self._move(to_grasp, grasp, OPEN)
             yield from self._grip(grasp, CLOSED)
@@ -140,7 +149,7 @@ class Expert:
             def is_lost(reach: float = reach) -> bool:
                 return abs(self._distance() - reach) > _LOST
 
-            over = self._boxes(*self._others()).top(self._hand(), self._goal_position())
+            over = self._boxes(*self._others()).top(self._path(self._goal_position()), _BESIDE)
             yield from self._move(self._to_goal, grasp, CLOSED, over, is_lost)
             yield from self._move(self._to_goal, grasp, CLOSED, stop=lambda: is_lost() or self._touches())
             yield from self._grip(grasp, OPEN)
@@ -205,7 +214,10 @@ class Expert:
         return float(np.linalg.norm(self._hand() - self._position(self.thing)))
 
     def _bottom(self) -> float:
-        return float(self._boxes(self.thing).corners()[..., 2].min())
+        return float(self._boxes(self.thing).corners[..., 2].min())
+
+    def _path(self, to: Array) -> Array:
+        return np.linspace(self._hand(), to, 20)
 
     def _goal_position(self) -> Array:
         """Position [3] of the object at its goal: in the middle of a region, or standing on the middle of a surface."""
