@@ -12,7 +12,8 @@ import pytest
 
 from rlinf_lite.config import ConfigError, EnvConfig, load_config
 from rlinf_lite.envs import ChunkedEnv, EnvContractError, MissingAssetsError
-from rlinf_lite.envs.libero.expert import Expert, pick_and_place
+from rlinf_lite.envs.libero.expert import CLOSED, OPEN, Expert, pick_and_place
+from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import EXPERT_TASKS, SUITES
 from rlinf_lite.registry import env_card
 
@@ -92,12 +93,26 @@ def test_tasks_without_an_expert_are_refused_with_those_that_have_one() -> None:
     assert "for open_the_middle_drawer_of_the_cabinet, " in problem and "and 1 more: there is one for" in problem
 
 
+@pytest.mark.parametrize(("gripper", "opens", "closes"), [("raw", -1, 1), ("openvla", 1, 0)])
+def test_labels_are_in_the_convention_of_the_actions(
+    gripper: str, opens: float, closes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {0: np.array([0.5, 0, 0, 0, 0, 0, OPEN]), 1: np.array([0, 0, 0, 0, 0, -1, CLOSED])}
+    monkeypatch.setattr(LiberoSimulator, "__init__", lambda self: None)
+    monkeypatch.setattr(LiberoSimulator, "_ask", lambda self, method, asked: {row: wanted[row] for row in asked})
+    simulator = LiberoSimulator()  # type: ignore[call-arg]
+    simulator.num_envs, simulator._options = 2, env_card("libero").options({"gripper": gripper})
+    labels = simulator.expert_actions(8)
+    assert labels.shape == (2, 1, 7) and labels.dtype == np.float32
+    np.testing.assert_array_equal(labels[:, 0, 6], [opens, closes])
+    np.testing.assert_array_equal(labels[:, 0, :6], [wanted[0][:6], wanted[1][:6]])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gripper", ["raw", "openvla"])
 def test_a_published_task_is_solved_through_the_environment(gripper: str) -> None:
     pytest.importorskip("libero", reason="LIBERO's expert is NOT played: LIBERO is not installed (make libero)")
     from rlinf_lite.envs.libero.package import find_assets
-    from rlinf_lite.envs.libero.simulator import LiberoSimulator
 
     try:
         find_assets(None)
