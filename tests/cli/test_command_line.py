@@ -367,14 +367,14 @@ def test_what_an_expert_collects_is_not_asked_of_a_policy(tmp_path: Path) -> Non
     rgb = ["env.options.obs_mode=rgb", "env.train.num_envs=2"]
     words = ["--out", "demos", "--env", "metaworld", "--task", "reach-v3", "--episodes", "2", *rgb]
     assert requested(words).env.options.obs_mode == "rgb"
-    libero = ["--out", "demos", "--env", "libero", "--episodes", "2", "--num-envs", "2"]
+    libero = ["--out", "demos", "--env", "libero", "--task", "libero_goal", "--episodes", "2", "--num-envs", "2"]
     with pytest.raises(ConfigError) as caught:
         requested(libero)
     found = [
         problem for problem in caught.value.problems if "is not installed" not in problem and "assets" not in problem
     ]
     [problem] = found
-    assert problem.startswith("data.teacher_dir: libero has no scripted expert")
+    assert problem.startswith("data.teacher_dir: no scripted expert for open_the_middle_drawer")
     (tmp_path / "config.json").write_text('{"model_type": "openvla"}')
     assert requested([*words, "--policy", str(tmp_path)]).data.teacher_dir == str(tmp_path)
     (tmp_path / "config.json").write_text('{"policy_id": "mlp_gaussian"}')

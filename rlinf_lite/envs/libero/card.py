@@ -11,6 +11,7 @@ from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Pro
 from rlinf_lite.config.rules.cards import uneven_episodes
 from rlinf_lite.envs.libero.tasks import (
     EPISODES_PER_TASK,
+    EXPERT_TASKS,
     MAX_STEPS,
     NUM_INITIAL_STATES,
     SETTLE_STEPS,
@@ -131,7 +132,15 @@ class Libero(EnvCard):
         return Problem("env.id", "libero's state is the robot's own, without the objects")
 
     def lacks_expert(self, task: str, options: LiberoOptions) -> str | None:
-        return "libero has no scripted expert"
+        try:
+            not_covered = [name for name in tasks_of(task) if name not in EXPERT_TASKS]
+        except UnknownEnvError:
+            return None  # reported by `problems`
+        if not not_covered:
+            return None
+        more = f" and {len(not_covered) - 3} more" if len(not_covered) > 3 else ""
+        covered = ["libero_spatial", "libero_object", *(name for name in EXPERT_TASKS if name in SUITES["libero_goal"])]
+        return f"no scripted expert for {', '.join(not_covered[:3])}{more}: there is one for {', '.join(covered)}"
 
     def problems(self, config: Config) -> Iterator[Problem]:
         from rlinf_lite.envs.errors import MissingAssetsError

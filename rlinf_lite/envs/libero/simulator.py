@@ -69,6 +69,15 @@ class LiberoSimulator:
             out.reward[row] = succeeded and not self._solved[row]
             self._solved[row] |= succeeded
 
+    def expert_actions(self, num_actions: int) -> FloatArray:
+        """The next action [B, 1, 7] of the scripted expert, which needs a new observation after each. Raises RowError
+        where a task is no pick and place."""
+        answers = self._ask("expert_action", {row: () for row in range(self.num_envs)})
+        actions = np.stack(list(answers.values())).astype(np.float32)[:, None]
+        if self._options.gripper == "openvla":
+            actions[..., 6] = actions[..., 6] < 0
+        return actions
+
     def observe(self, rows: IntArray) -> Obs:
         answers = self._ask("observe", {row: () for row in rows.tolist()})
         obs: Obs = {

@@ -160,6 +160,17 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 }
 """Tasks by suite, in the library's order; libero_10 is what papers call LIBERO-Long."""
 SUITE_OF = {task: suite for suite, tasks in SUITES.items() for task in tasks}
+EXPERT_TASKS = (
+    *SUITES["libero_spatial"],
+    *SUITES["libero_object"],
+    "put_the_bowl_on_the_stove",
+    "put_the_wine_bottle_on_top_of_the_cabinet",
+    "put_the_bowl_on_top_of_the_cabinet",
+    "put_the_cream_cheese_in_the_bowl",
+    "put_the_bowl_on_the_plate",
+    "put_the_wine_bottle_on_the_rack",
+)
+"""The tasks that the scripted expert was tried on."""
 MAX_STEPS: Mapping[str, Mapping[str, int]] = {
     "openvla": dict(zip(SUITES, (220, 280, 300, 520, 400), strict=True)),
     "lerobot": dict(zip(SUITES, (280, 280, 300, 520, 400), strict=True)),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import MissingAssetsError
+from rlinf_lite.envs.libero.expert import Expert
 from rlinf_lite.envs.libero.package import (
     ASSETS_KEY,
     GET_ASSETS,
@@ -46,6 +47,7 @@ class Row:
         import_libero(assets)
         self._options = options
         self._world: World | None = None
+        self._expert: Expert | None = None
         if options.cameras:
             import mujoco
 
@@ -60,6 +62,7 @@ class Row:
             gc.collect()  # a world has reference cycles; two at a time would need twice the memory
             self._world = World(task, self._options)
         self._world.reset(state)
+        self._expert = None
 
     def step(self, action: NDArray[np.float64]) -> bool:
         """Take one env step with an action [7]; returns whether the task is solved after it."""
@@ -69,6 +72,12 @@ class Row:
         """State [8], and pictures [H, W, 3] by camera."""
         world = self._playing()
         return world.state(), world.pictures()
+
+    def expert_action(self) -> NDArray[np.float64]:
+        """The scripted expert's next action [7]. Raises EnvContractError where the task is no pick and place."""
+        if self._expert is None:
+            self._expert = Expert(self._playing().env)
+        return self._expert.action()
 
     def simulation_state(self) -> NDArray[np.float64]:
         """State of the simulation [1 + nq + nv]: time, positions, velocities. For tests."""
