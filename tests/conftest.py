@@ -77,14 +77,13 @@ def short_ray_tmp() -> Iterator[Path]:
 def forked_workers() -> Iterator[None]:
     """Workers of a Ray that is started inside the block are forks of a process that has imported torch and transformers
     (tests/forked_workers): 4 of them start in 2 s on two cores, not in 16."""
-    directory = REPO / "tests" / "forked_workers"
+    directory, socket = REPO / "tests" / "forked_workers", os.path.join(os.environ["RAY_TMPDIR"], "forks")
     if not _server:
-        socket = os.path.join(os.environ["RAY_TMPDIR"], "forks")
         words = [sys.executable, str(directory / "server.py"), socket]
         _server.append(subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         assert _server[0].stdout is not None and _server[0].stdout.readline() == b"ready\n"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RLINF_LITE_FORK_SOCKET", os.path.join(os.environ["RAY_TMPDIR"], "forks"))
+        patch.setenv("RLINF_LITE_FORK_SOCKET", socket)
         patch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
         yield
 

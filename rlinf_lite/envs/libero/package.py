@@ -16,6 +16,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,10 @@ def find_assets(given: str | None) -> Path:
     else that of the installed packages, else the folders where the library looks. Nothing is fetched. Raises
     MissingAssetsError, MissingExtraError."""
     if given is not None:
-        candidates = [Path(given).expanduser().absolute()]
+        candidates = iter([Path(given).expanduser().absolute()])
     else:
-        candidates = [*_named_by_the_user(), *_packaged(), package_folder() / "assets", _DOWNLOADED.expanduser()]
+        own = package_folder() / "assets"
+        candidates = chain(_named_by_the_user(), _packaged(), [own, _DOWNLOADED.expanduser()])
     looked = []
     for folder in candidates:
         lacks = [name for name in FOLDERS if not ((folder / name).is_dir() and any((folder / name).iterdir()))]

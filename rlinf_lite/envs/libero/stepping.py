@@ -1,4 +1,4 @@
-"""The library's env steps at two thirds of their cost, to the same bits.
+"""The library's env steps at half their cost, to the same bits.
 
 An env step is 25 substeps, each with a torque from the robot's controller. In each, the library computes the model's
 positions, velocities and forces three times: before the controller, in it, and in MuJoCo's own step. In between, only
@@ -20,7 +20,8 @@ _BAD = 1e10  # MuJoCo starts a simulation again whose positions or velocities ar
 
 
 class Stepping:
-    """Inside `active`, takes the place of the simulation's `forward` and `step` and of the robot's `control`."""
+    """Inside `active`, takes the place of the simulation's `forward` and `step` and of the robot's `control`. Unlike
+    that, it keeps no recent torques and poses of the robot, which nothing in LIBERO reads."""
 
     def __init__(self, env: Any, model: Any, data: Any) -> None:
         """`env`: the library's environment, of one arm with a controller of kind OSC_POSE; `model` and `data`: MuJoCo's
@@ -102,7 +103,7 @@ class Stepping:
         torque = np.multiply(ori_error, c.kp[3:6]) + np.multiply(-c.ee_ori_vel, c.kd[3:6])
         _, lambda_pos, lambda_ori, nullspace = utils.opspace_matrices(c.mass_matrix, c.J_full, c.J_pos, c.J_ori)
         wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
-        torques = np.dot(c.J_full.T, wrench) + self._mj_data.qfrc_bias[c.qvel_index]
+        torques: NDArray[np.float64] = np.dot(c.J_full.T, wrench) + self._mj_data.qfrc_bias[c.qvel_index]
         torques += utils.nullspace_torques(c.mass_matrix, nullspace, c.initial_joint, c.joint_pos, c.joint_vel)
         c.new_update = True
-        return np.array(torques)
+        return torques

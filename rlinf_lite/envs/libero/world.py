@@ -149,12 +149,13 @@ class World:
         self.env: Any = self._control.env
         self._check_states()
         self._keep_model(built)
-        self._stepping = Stepping(self.env, self.env.sim.model._model, self.env.sim.data._data)
+        model, data = self.env.sim.model._model, self.env.sim.data._data
+        self._stepping = Stepping(self.env, model, data)
         self._painter: Painter | None = None
         if options.cameras:
             import mujoco
 
-            self._drawn = model = self.env.sim.model._model
+            self._drawn = model
             self._painter = Painter(model, options.camera_size, options.render, _KEY, hidden_groups=[0])
             self._shown, self._shown_rgba = mujoco.MjData(model), model.site_rgba.copy()
 
@@ -162,10 +163,9 @@ class World:
             def moment(_: Any) -> NDArray[np.float64]:
                 """Store the visible positions of this moment, for a picture that is drawn later, if at all. The library
                 draws pictures when its other sensors are read, in one of 25 substeps."""
-                now = self.env.sim.data._data
                 for name in _DRAWN:
-                    getattr(self._shown, name)[:] = getattr(now, name)
-                self._shown_rgba[:] = self.env.sim.model.site_rgba
+                    getattr(self._shown, name)[:] = getattr(data, name)
+                self._shown_rgba[:] = model.site_rgba
                 return np.zeros(1)
 
             self.env.add_observable(Observable("moment", moment, sampling_rate=self.env.control_freq))
@@ -222,6 +222,7 @@ class World:
                 robot.gripper.current_action = np.zeros(robot.gripper.dof)
             env.sim.reset()
             env.sim.forward()
+            env.sim.forward()  # as the library's renderer does when it is made: the solver starts from its last result
             env.initialize_time(env.control_freq)
 
         env._destroy_sim = env._load_model = lambda: None
