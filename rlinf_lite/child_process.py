@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import tempfile
+import traceback
 import weakref
 from collections.abc import Mapping
 from multiprocessing import Pipe
@@ -63,6 +65,17 @@ class ChildProcess:
         self._last_words = code, self._log.read().decode(errors="replace")
         self.close()
         return self._last_words
+
+
+def sendable(error: Exception) -> Exception:
+    """The error with its traceback as a note, or a RuntimeError with the same text if it cannot be pickled."""
+    error.add_note("".join(traceback.format_exception(error)))
+    error.__cause__ = error.__context__ = None
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # a user's error class may fail in any way when it is pickled
+        return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
+    return error
 
 
 def _end(process: subprocess.Popen[bytes], connection: Connection, log: IO[bytes]) -> None:

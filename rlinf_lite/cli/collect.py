@@ -43,7 +43,7 @@ def collect(arguments: Sequence[str]) -> int:
     is_new = not given.out.exists()
     try:
         begin(given.out, "--out")
-        _play(cfg, given.out)
+        _play(cfg, given.out, given.processes)
     except (LeRobotError, EnvError, PartError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         with suppress(OSError):  # raised by rmdir for a directory with content
@@ -127,6 +127,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--noise", type=float, help="noise added to the executed actions (data.action_noise)")
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments played at a time (env.train.num_envs)")
     parser.add_argument(
+        "--processes",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="processes that share the environments, each at its own pace (default 1); the episodes are the same",
+    )
+    parser.add_argument(
         "--pictures", choices=["image", "video"], help="image: PNG, lossless; video: AV1, small (data.pictures)"
     )
     parser.add_argument(
@@ -136,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-failures", action="store_true", help="also write episodes without success (data.keep_failures)"
     )
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}; give 1 or more")
+    return number
 
 
 def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | None) -> list[str]:
@@ -154,8 +168,8 @@ def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | Non
         "data.keep_failures": True if given.keep_failures else None,
         "model.num_action_chunks": chunk,
     }
-    own = ["runner.task_type=sft", "runner.max_steps=1", "env.train.auto_reset=false"]
-    own += ["rollout.pipeline_stage_num=1"]  # one process plays, however many workers the config has
+    own = ["runner.task_type=sft", "runner.max_steps=1", "runner.val_check_interval=-1", "env.train.auto_reset=false"]
+    own += ["rollout.pipeline_stage_num=1"]  # --processes says how many play, however many workers the config has
     own += [*_ALONE, "cluster.component_placement={env: '0', rollout: '0', actor: '0'}"]
     return [*own, *(f"{key}={_quoted(value)}" for key, value in short.items() if value is not None), *given.overrides]
 
@@ -183,28 +197,32 @@ def _policy_config(policy: str) -> dict[str, Any]:
         return {}
 
 
-def _play(cfg: Config, out: Path) -> None:
+def _play(cfg: Config, out: Path, num_processes: int) -> None:
     import numpy as np
 
-    from rlinf_lite.envs import get_env_spec, make_env
-    from rlinf_lite.workers.collecting import Collector, complete
+    from rlinf_lite.workers.collecting import complete, play_part
+    from rlinf_lite.workers.collecting_child import play_parts
 
-    data, started, shown = cfg.data, time.monotonic(), 0.0
+    data, started, shown = cfg.data, time.monotonic(), time.monotonic()
     num_envs = min(cfg.env.train.num_envs, data.num_episodes)
-    env = make_env(cfg.env, "train", num_envs)
-    obs = env.reset()
-    collector = Collector(cfg, env, obs, out, rank=0, device="cpu")
+    num_processes = min(num_processes, num_envs)
     by = f"the policy in {data.teacher_dir}" if data.teacher_dir else f"the expert of {cfg.env.id}"
-    print(f"{data.num_episodes} episodes of {cfg.env.id} {cfg.env.task} by {by}, {num_envs} at a time", flush=True)
-    for first in range(0, data.num_episodes, num_envs):
-        collector.play(env, np.arange(first, first + num_envs))
-        if time.monotonic() - shown >= PRINT_INTERVAL_S:
-            shown = time.monotonic()
-            played, succeeded = len(collector.records), sum(bool(record.success_once) for record in collector.records)
-            rate = collector.num_env_steps / (shown - started)
+    where = f" in {num_processes} processes" if num_processes > 1 else ""
+    print(
+        f"{data.num_episodes} episodes of {cfg.env.id} {cfg.env.task} by {by}, {num_envs} at a time{where}", flush=True
+    )
+
+    def report(played: int, succeeded: int, num_env_steps: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown >= PRINT_INTERVAL_S:
+            shown, rate = now, num_env_steps / (now - started)
             print(f"  {played} of {data.num_episodes}, {succeeded} successes, {rate:.0f} env steps/s", flush=True)
-    found = collector.finish()
-    counts = complete(cfg, out, get_env_spec(env, obs), [found], time.monotonic() - started)
+
+    if num_processes == 1:
+        parts = [play_part(cfg, out, 0, np.arange(num_envs), num_envs, report)]
+    else:
+        parts = play_parts(cfg, out, np.array_split(np.arange(num_envs), num_processes), report)
+    counts = complete(cfg, out, parts[0][1], [found for found, _ in parts], time.monotonic() - started)
     kind = "failures too" if data.keep_failures else "successes"
     print(
         f"{counts['num_episodes']} of {counts['num_played']} episodes ({kind}), {counts['num_env_steps']:,} env steps"

@@ -7,6 +7,7 @@ expert's actions without noise, for the states that the noise led to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, prove
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
 from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
 from rlinf_lite.dimensions import policy_misfits
-from rlinf_lite.envs import Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec
+from rlinf_lite.envs import Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec, make_env
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.models import Policy, load_policy
@@ -62,6 +63,8 @@ class Collector:
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
         self.num_env_steps = 0
+        self.on_chunk: Callable[[], None] = lambda: None
+        """Called after each chunk."""
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
         """Play the episodes with these numbers, one per row; numbers from `data.num_episodes` on are not recorded."""
@@ -74,6 +77,7 @@ class Collector:
             if not running.any():
                 break
             obs = self._play_chunk(env, obs, episodes, decision, running, played)
+            self.on_chunk()
         for episode in played:
             if episode.record is not None and (data.keep_failures or episode.record.success_once):
                 self._writer.add(_episode(episode, episode.record))
@@ -120,6 +124,34 @@ class Collector:
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
             )
         return env.expert_actions(num_actions)
+
+
+def play_part(
+    cfg: Config, directory: Path, rank: int, rows: np.ndarray, num_envs: int, report: Callable[[int, int, int], None]
+) -> tuple[dict[str, Any], EnvSpec]:
+    """Play the episodes of `rows` of `num_envs` environments in this process, and write them as part `rank` of the
+    dataset in `directory`.
+
+    `report` is called after each chunk with the numbers of episodes, of successes and of env steps so far. Returns what
+    `Collector.finish` does, and the properties of the environment.
+    """
+    env = make_env(cfg.env, "train", len(rows))
+    try:
+        obs = env.reset()
+        collector = Collector(cfg, env, obs, directory, rank, device="cpu")
+
+        def on_chunk() -> None:
+            records = collector.records
+            report(len(records), sum(bool(record.success_once) for record in records), collector.num_env_steps)
+
+        collector.on_chunk = on_chunk
+        for first in range(0, cfg.data.num_episodes, num_envs):
+            collector.play(env, first + rows)
+        return collector.finish(), get_env_spec(env, obs)
+    finally:
+        close = getattr(env, "close", None)
+        if close is not None:
+            close()
 
 
 def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:

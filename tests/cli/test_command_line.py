@@ -457,6 +457,43 @@ def test_collected_episodes_are_a_dataset(
     assert command_line(["collect", "--env", "tabletop"]) == 2 and "--out" in capsys.readouterr().err
 
 
+def test_processes_share_the_environments_of_a_collection(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes write the files that one writes; an error, or the end, of one of them is said."""
+    words = ["collect", "--env", "tabletop", "--task", "push", "--episodes", "5", "--num-envs", "3"]
+    words += ["env.options.obs_mode=rgb+state"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert command_line([*words, "--out", str(one)]) == 0
+    assert command_line([*words, "--out", str(two), "--processes", "2"]) == 0
+    assert "3 at a time in 2 processes" in capsys.readouterr().out
+    files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name != "rlinf_lite.json"]
+    assert len(files) > 3
+    for file in files:
+        assert (two / file).read_bytes() == (one / file).read_bytes(), file
+
+    (tmp_path / "failing.py").write_text(
+        "import os\n"
+        "from rlinf_lite.envs.errors import EnvError\n"
+        "from rlinf_lite.envs.tabletop.card import Tabletop\n"
+        "from rlinf_lite.envs.tabletop.simulator import TabletopSimulator\n"
+        "class Card(Tabletop):\n"
+        "    simulator = 'failing:Failing'\n"
+        "class Failing(TabletopSimulator):\n"
+        "    def expert_actions(self, num_actions):\n"
+        "        if os.environ['HOW'] == 'ends':\n"
+        "            os._exit(7)\n"
+        "        raise EnvError('the arm is stuck')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words[2] = "failing:Card"
+    for how, said in (("ends", "of 2 that collects ended (exit code 7)"), ("fails", "the arm is stuck")):
+        monkeypatch.setenv("HOW", how)
+        out = tmp_path / how
+        assert command_line([*words, "--out", str(out), "--processes", "2"]) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_a_run_of_any_letters_is_trained_resumed_and_measured_by_the_commands_that_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command_line: CommandLine
 ) -> None:

@@ -1,6 +1,7 @@
 """The library by itself, as OpenVLA evaluates with it.
 
-`python tests/envs/bare_libero.py assets task state size in out`: `in` holds actions [T, 7], `out` what was seen after
+`python tests/envs/bare_libero.py assets task state size in out`: `state` is the number of a published initial state, or
+`drawn` with a seed, such as drawn7; `in` holds actions [T, 7], `out` what was seen after
 each of them. Of rlinf_lite it has nothing but the config.yaml without which the library asks on the terminal.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 
-def main(assets: str, task: str, state: int, size: int, given: str, out: str) -> None:
+def main(assets: str, task: str, state: str, size: int, given: str, out: str) -> None:
     from rlinf_lite.envs.libero.package import write_config
 
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(Path(assets)))
@@ -32,9 +33,10 @@ def main(assets: str, task: str, state: int, size: int, given: str, out: str) ->
     found = suite.get_task(number)
     bddl = os.path.join(get_libero_path("bddl_files"), found.problem_folder, found.bddl_file)
     env = OffScreenRenderEnv(bddl_file_name=bddl, camera_heights=size, camera_widths=size)
-    env.seed(0)
+    env.seed(int(state.partition("drawn")[2] or 0))
     env.reset()
-    env.set_init_state(suite.get_task_init_states(number)[state])
+    if state.isdigit():
+        env.set_init_state(suite.get_task_init_states(number)[int(state)])
     for _ in range(10):
         env.step([0, 0, 0, 0, 0, 0, -1])
     seen: dict[str, list[object]] = {name: [] for name in ("simulation", "state", "agentview", "wrist", "success")}
@@ -51,4 +53,4 @@ def main(assets: str, task: str, state: int, size: int, given: str, out: str) ->
 
 if __name__ == "__main__":
     _, assets, task, state, size, given, out = sys.argv
-    main(assets, task, int(state), int(size), given, out)
+    main(assets, task, state, int(size), given, out)

@@ -116,7 +116,7 @@ def simulation(simulator: LiberoSimulator, row: int = 0) -> Any:
     return simulator._ask("simulation_state", {row: ()})[row]
 
 
-def bare(assets: Path, task: str, state: int, actions: Any, folder: Path, repo: Path, size: int = 64) -> Any:
+def bare(assets: Path, task: str, state: int | str, actions: Any, folder: Path, repo: Path, size: int = 64) -> Any:
     np.savez(folder / "in.npz", actions=actions)
     script, paths = repo / "tests" / "envs" / "bare_libero.py", [folder / "in.npz", folder / "out.npz"]
     command = [sys.executable, script, assets, task, state, size, *paths]
@@ -181,6 +181,26 @@ def test_steps_and_pictures_are_the_librarys_own(
     assert len({image.tobytes() for image in expected["agentview"]}) > 4, "something moves"
     assert assets != stand_ins or expected["success"].any() == (task == STOVE)
     assert np.flatnonzero(rewards).tolist() == np.flatnonzero(expected["success"])[:1].tolist()
+
+
+@pytest.mark.parametrize(("task", "seed"), [(BOWL, 8), pytest.param(SOUP, 1, marks=pytest.mark.slow)])
+def test_drawn_initial_states_are_those_of_the_librarys_reset(
+    task: str, seed: int, assets: Path, tmp_path: Path, repo: Path
+) -> None:
+    """In training, also after an episode from another seed; evaluations play the published ones."""
+    actions = actions_of(1, 8)
+    env = ChunkedEnv(LiberoSimulator(1, settings(assets, task, train_states="drawn"), "train"))
+    env.reset(seeds=[seed + 1])
+    env.chunk_step(actions[:, :5])
+    env.reset(seeds=[seed])
+    env.chunk_step(actions)
+    expected = bare(assets, task, f"drawn{seed}", actions[0], tmp_path, repo)
+    np.testing.assert_array_equal(simulation(env.simulator), expected["simulation"][-1])
+    env.close()
+    evaluation = ChunkedEnv(LiberoSimulator(1, settings(assets, task, train_states="drawn", settle_steps=0), "eval"))
+    evaluation.reset(seeds=[seed])
+    np.testing.assert_array_equal(simulation(evaluation.simulator), initial_states(task)[seed])
+    evaluation.close()
 
 
 def test_a_trajectory_is_a_function_of_seed_and_actions(simulator: LiberoSimulator) -> None:

@@ -30,9 +30,14 @@ def named_tasks(
 def uneven_episodes(config: Any, num_tasks: int) -> Iterator[Problem]:
     """A problem if an evaluation would play some of a simulator's tasks more often than others."""
     episodes = config.env.eval.num_episodes
-    if episodes % num_tasks:
+    if evaluates(config) and episodes % num_tasks:
         text = f"{episodes} episodes do not divide over {num_tasks} tasks ({quotient(episodes, num_tasks)})"
         yield Problem("env.eval.num_episodes", f"{text}. Use {near_multiples(episodes, num_tasks)}")
+
+
+def evaluates(config: Any) -> bool:
+    """Whether a run has evaluations."""
+    return bool(config.runner.task_type == "eval" or config.runner.val_check_interval > 0)
 
 
 def misfits(config: Any, state_dim: int, action_dim: int, seen: Observed) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import model_validator
 
 from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
-from rlinf_lite.config.rules.cards import uneven_episodes
+from rlinf_lite.config.rules.cards import evaluates, uneven_episodes
 from rlinf_lite.envs.libero.tasks import (
     EPISODES_PER_TASK,
     EXPERT_TASKS,
@@ -37,6 +37,9 @@ class LiberoOptions(Section):
     settle_steps: NonNegativeInt | None = None
     """Env steps without movement, gripper open, after every reset and before the policy acts; they do not count towards
     the limit. null: the protocol's, 10, 10 or 15."""
+    train_states: Literal["published", "drawn"] = "published"
+    """Initial states of training and of demonstrations; evaluations play the published ones. published: the 50 of each
+    task; drawn: new ones, which the library's own reset draws from a task's regions, by the seed of the episode."""
     cameras: list[Literal["agentview", "robot0_eye_in_hand"]] = ["agentview", "robot0_eye_in_hand"]
     """Cameras that the policy sees, in addition to the robot's state; []: none."""
     camera_size: tuple[PositiveInt, PositiveInt] = (256, 256)
@@ -156,7 +159,7 @@ class Libero(EnvCard):
             yield Problem("env.options.cameras", f"{', '.join(env.options.cameras)} names a camera twice")
         yield from uneven_episodes(config, len(tasks))
         episodes, states = env.eval.num_episodes, self.num_tasks(env.task)
-        if episodes > states and (env.eval.mode == "greedy" or episodes % states):
+        if evaluates(config) and episodes > states and (env.eval.mode == "greedy" or episodes % states):
             text = f"is {episodes}, and {states} initial states are published: some would count more often than others"
             yield Problem("env.eval.num_episodes", f"{text}. Use {states} or less")
         if max_steps(tasks, env.options.protocol) is None:

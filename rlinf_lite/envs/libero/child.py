@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import pickle
 import sys
-import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlinf_lite.child_process import sendable
 from rlinf_lite.envs.libero.world import Row
 
 
@@ -33,18 +32,7 @@ def main(fd: int, log_fd: int) -> None:
                     answer = getattr(row, method)(*arguments)
                 connection.send((True, answer))
             except Exception as error:  # any error of the task's own code, which the parent raises
-                connection.send((False, _sendable(error)))
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error with its traceback as a note, or a RuntimeError with the same text if it cannot be pickled."""
-    error.add_note("".join(traceback.format_exception(error)))
-    error.__cause__ = error.__context__ = None
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # a user's error class may fail in any way when it is pickled
-        return RuntimeError(f"{type(error).__name__}: {error}\n{error.__notes__[-1]}")
-    return error
+                connection.send((False, sendable(error)))
 
 
 if __name__ == "__main__":

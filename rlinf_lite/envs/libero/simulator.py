@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -28,14 +28,15 @@ _LOG = 2000  # characters of a failed process's log that a message shows
 
 class LiberoSimulator:
     """B rows. An episode's seed selects what it plays: task number `seed % tasks`, from its published initial state
-    number `seed // tasks % 50`."""
+    number `seed // tasks % 50`, or, in training with `train_states: drawn`, from one drawn with the seed."""
 
     reports_success = True
 
-    def __init__(self, num_envs: int, cfg: EnvConfig) -> None:
+    def __init__(self, num_envs: int, cfg: EnvConfig, split: Literal["train", "eval"] = "eval") -> None:
         """Raises UnknownEnvError, MissingExtraError, MissingAssetsError, RenderUnavailableError."""
         self._options, self._tasks = cfg.options, tasks_of(cfg.task)
         self.num_envs, self.task_id = num_envs, cfg.task
+        self._draws = split == "train" and cfg.options.train_states == "drawn"
         self.task_ids = [""] * num_envs
         self.max_episode_steps = max_steps(self._tasks, cfg.options.protocol)
         self.action_low, self.action_high = -np.ones(7, np.float32), np.ones(7, np.float32)
@@ -54,7 +55,7 @@ class LiberoSimulator:
         asked = {}
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             task = self._tasks[seed % len(self._tasks)]
-            asked[row] = (task, seed // len(self._tasks) % NUM_INITIAL_STATES)
+            asked[row] = (task, seed, True) if self._draws else (task, seed // len(self._tasks) % NUM_INITIAL_STATES)
             self.task_ids[row] = task
         self._ask("reset", asked)
         self._solved[rows] = False

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 NO_OP = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Action that lets a scene settle: the arm stays, the gripper opens."""
 FIXTURE_SEED = 0
-"""Seed of NumPy's global generator before every reset. From it the library draws the places of fixtures (within 1 cm),
-which are not part of initial states. OpenVLA's evaluation sets 0 before a task's first episode."""
+"""Seed of NumPy's global generator before a reset to a published initial state. From it the library draws the places of
+fixtures (within 1 cm), which are not part of those. OpenVLA's evaluation sets 0 before a task's first episode."""
 _DRAWN = [f"{what}_{of}" for what in ("geom", "site", "cam") for of in ("xpos", "xmat")] + ["light_xpos", "light_xdir"]
 """Fields of MjData from which a picture is drawn: positions that MuJoCo's last step has computed."""
 _KEY = "env.options.cameras"
@@ -53,15 +53,15 @@ class Row:
 
             Painter(mujoco.MjModel.from_xml_string("<mujoco/>"), options.camera_size, options.render, _KEY).close()
 
-    def reset(self, task: str, state: int) -> None:
-        """Begin an episode of `task` in its published initial state number `state`."""
+    def reset(self, task: str, state: int, drawn: bool = False) -> None:
+        """Begin an episode of `task` in its published initial state number `state`, or in one drawn with that seed."""
         if self._world is None or self._world.task != task:
             if self._world is not None:
                 self._world.close()
             self._world = None
             gc.collect()  # a world has reference cycles; two at a time would need twice the memory
             self._world = World(task, self._options)
-        self._world.reset(state)
+        self._world.reset(state, drawn)
         self._expert = None
 
     def step(self, action: NDArray[np.float64]) -> bool:
@@ -109,12 +109,12 @@ def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
         MujocoEnv._initialize_sim = initialise
 
 
-def _placed(make: Callable[[], T]) -> T:
-    """Call `make`, which places objects at random, with a fixed seed. If the library refuses a placement, the next one
-    is drawn."""
+def _placed(make: Callable[[], T], seed: int = FIXTURE_SEED) -> T:
+    """Call `make`, which places objects at random, with a seed. If the library refuses a placement, the next one is
+    drawn."""
     from robosuite.utils.errors import RandomizationError
 
-    np.random.seed(FIXTURE_SEED)
+    np.random.seed(seed)
     for _ in range(_TRIES - 1):
         with suppress(RandomizationError):  # the library's own wrapper tries again forever, after any error
             return make()
@@ -170,9 +170,13 @@ class World:
 
             self.env.add_observable(Observable("moment", moment, sampling_rate=self.env.control_freq))
 
-    def reset(self, state: int) -> None:
-        _placed(self.env.reset)  # the initial state then replaces all that it places, except fixtures
-        self._control.set_init_state(self._states[state])
+    def reset(self, state: int, drawn: bool = False) -> None:
+        """Begin in the published initial state number `state`, or where the library places objects with that seed."""
+        if drawn:
+            _placed(self.env.reset, state)
+        else:
+            _placed(self.env.reset)  # the initial state then replaces all that it places, except fixtures
+            self._control.set_init_state(self._states[state])
         for _ in range(self._options.settle_steps or 0):
             self.step(np.array(NO_OP))
 
