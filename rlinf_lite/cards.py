@@ -227,6 +227,11 @@ class EnvCard(Card):
         and demonstrations play each equally often. Published initial states count as separate tasks."""
         return 1
 
+    def num_scenes(self, task: str) -> int:
+        """Number of simulations that are built for `task`, where each takes seconds: the seed of an episode, modulo
+        this number, selects one. A divisor of `num_tasks`. 1: a row is built once."""
+        return 1
+
     def steps_per_s(self, task: str, options: Any) -> float | None:
         """Env steps per second of simulated time, for written datasets (default of `data.fps`); None: it has no
         clock."""

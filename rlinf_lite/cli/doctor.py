@@ -36,7 +36,7 @@ from rlinf_lite.cli.parse import config_and_overrides
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.config.checks import possible
 from rlinf_lite.config.plan import plan_of
-from rlinf_lite.preview.machine import byte_text, free_host_bytes
+from rlinf_lite.machine import byte_text, free_host_bytes
 from rlinf_lite.registry import ENVIRONMENTS, env_card, pip_command
 
 _GIB = 2**30

@@ -31,7 +31,7 @@ from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotE
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
 from rlinf_lite.hub import HubError, local_path
-from rlinf_lite.registry import did_you_mean, env_card, is_installed
+from rlinf_lite.registry import did_you_mean, env_card
 
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
@@ -328,9 +328,9 @@ def recipe(cfg: Config) -> dict[str, Any]:
 
 def provenance(made_from: dict[str, Any], spec: EnvSpec, counts: dict[str, float]) -> dict[str, Any]:
     """The content of `meta/rlinf_lite.json`."""
-    of_env = env_card(made_from["env.id"]).package
-    packages = [*_PACKAGES, of_env] if of_env is not None and is_installed(of_env) else _PACKAGES
-    installed = {name: metadata.version(name) for name in packages}
+    module = env_card(made_from["env.id"]).package
+    of_env = [] if module is None else metadata.packages_distributions().get(module, [])  # such as hf-libero of libero
+    installed = {name: metadata.version(name) for name in (*_PACKAGES, *of_env)}
     return {
         "made_from": made_from,
         "spec": asdict(spec),

@@ -28,6 +28,7 @@ from rlinf_lite.envs.registry import make_env as make_env
 from rlinf_lite.envs.registry import register_env as register_env
 from rlinf_lite.envs.seeding import balanced_seed as balanced_seed
 from rlinf_lite.envs.seeding import env_seed as env_seed
+from rlinf_lite.envs.seeding import episode_order as episode_order
 from rlinf_lite.envs.seeding import episode_seed as episode_seed
 from rlinf_lite.envs.simulator import Simulator as Simulator
 from rlinf_lite.envs.simulator import StepOutputs as StepOutputs

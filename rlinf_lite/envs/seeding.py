@@ -46,6 +46,18 @@ def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
     return first + episode % num_tasks
 
 
+def episode_order(num_episodes: int, num_envs: int, num_scenes: int) -> NDArray[np.int64]:
+    """Numbers of episodes by wave and row, [W, num_envs], of an evaluation or of demonstrations. Episode e plays scene
+    `e % num_scenes` (see `EnvCard.num_scenes`), and a row goes on to another scene as rarely as possible, because it has
+    to build it. Numbers from `num_episodes` on fill the last wave, and do not count."""
+    num_waves = -(-num_episodes // num_envs)
+    numbers = np.arange(num_waves * num_envs)
+    if num_envs % num_scenes == 0:
+        return numbers.reshape(num_waves, num_envs)
+    by_scene = np.lexsort((numbers, numbers % num_scenes, numbers >= num_episodes))
+    return by_scene.reshape(num_envs, num_waves).T
+
+
 def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
     """`count` uniform numbers in [0, 1) for each seed, [B, count]: splitmix64's sequences of all seeds at once."""
     first = np.array([_mix(seed & _MASK) for seed in seeds], np.uint64)

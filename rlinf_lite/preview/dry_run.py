@@ -16,7 +16,7 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
-from rlinf_lite.preview.machine import byte_text
+from rlinf_lite.machine import byte_text
 from rlinf_lite.preview.placements import check_room
 from rlinf_lite.registry import IMPORT_PATH, env_card
 from rlinf_lite.scheduler.errors import PlacementError

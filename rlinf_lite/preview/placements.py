@@ -14,7 +14,7 @@ from rlinf_lite.config.plan import PLACEMENT, plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
-from rlinf_lite.preview.machine import byte_text, free_host_bytes, gpu_bytes
+from rlinf_lite.machine import byte_text, free_host_bytes, gpu_bytes
 from rlinf_lite.scheduler.errors import PlacementError
 
 CONTEXT_BYTES = 2**30  # GPU memory of a torch process that the preview does not count

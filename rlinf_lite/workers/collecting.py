@@ -21,7 +21,17 @@ from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, prove
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
 from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
 from rlinf_lite.dimensions import policy_misfits
-from rlinf_lite.envs import Demonstrator, EnvSpec, EpisodeRecord, Obs, VecEnv, balanced_seed, get_env_spec, make_env
+from rlinf_lite.envs import (
+    Demonstrator,
+    EnvSpec,
+    EpisodeRecord,
+    Obs,
+    VecEnv,
+    balanced_seed,
+    episode_order,
+    get_env_spec,
+    make_env,
+)
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.models import Policy, load_policy
@@ -145,8 +155,9 @@ def play_part(
             report(len(records), sum(bool(record.success_once) for record in records), collector.num_env_steps)
 
         collector.on_chunk = on_chunk
-        for first in range(0, cfg.data.num_episodes, num_envs):
-            collector.play(env, first + rows)
+        num_scenes = env_card(cfg.env.id).num_scenes(cfg.env.task)
+        for wave in episode_order(cfg.data.num_episodes, num_envs, num_scenes):
+            collector.play(env, wave[rows])
         return collector.finish(), get_env_spec(env, obs)
     finally:
         close = getattr(env, "close", None)

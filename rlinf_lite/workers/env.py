@@ -25,6 +25,7 @@ from rlinf_lite.envs import (
     balanced_seed,
     ensure_valid_env,
     env_seed,
+    episode_order,
     episode_seed,
     get_env_spec,
     make_env,
@@ -181,28 +182,29 @@ class EnvWorker(Worker):
         limit in env steps, and whether terminations were ignored. Raises EnvContractError if an episode does not end
         within its time limit.
         """
-        cfg = self.cfg.env.eval
-        num_tasks = env_card(self.cfg.env.id).num_tasks(self.cfg.env.task)
+        cfg, card = self.cfg.env.eval, env_card(self.cfg.env.id)
+        num_tasks = card.num_tasks(self.cfg.env.task)
+        waves = episode_order(cfg.num_episodes, cfg.num_envs, card.num_scenes(self.cfg.env.task))
         if not self.eval_stages:
             self.eval_stages = self._build_stages("eval", self.eval_layout)
         records: dict[int, EpisodeRecord] = {}  # by number of the episode
         num_decisions = -(-self.eval_stages[0].env.max_episode_steps // self.cfg.model.num_action_chunks)
         recorder = EpisodeRecorder(min(cfg.num_videos, cfg.num_episodes), num_decisions)
-        for first_episode in range(0, cfg.num_episodes, cfg.num_envs):
+        for number, wave in enumerate(waves, 1):
             for stage in self.eval_stages:
-                episodes = self._episodes(stage, first_episode)
+                episodes = self._episodes(stage, wave)
                 stage.begin()
                 stage.reset([balanced_seed(cfg.seed, int(episode), num_tasks) for episode in episodes])
                 self._send_obs(stage, episodes, 0)
                 recorder.begin(episodes, stage.obs)
             for stage, result in self._answers(self.eval_stages):
-                episodes = self._episodes(stage, first_episode)
+                episodes = self._episodes(stage, wave)
                 for record in result.episodes:
-                    number = int(episodes[record.env_id])
-                    if number < cfg.num_episodes:  # a VecEnv may play on with another episode, which does not count
-                        records.setdefault(number, replace(record, env_id=number))
+                    episode = int(episodes[record.env_id])
+                    if episode < cfg.num_episodes:  # a VecEnv may play on with another episode, which does not count
+                        records.setdefault(episode, replace(record, env_id=episode))
                 stage.done = len(stage.ended) == len(stage.env_ids) or stage.t == num_decisions
-                last = stage.done and first_episode + cfg.num_envs >= cfg.num_episodes
+                last = stage.done and number == len(waves)
                 if last or not stage.done:
                     self._send_obs(stage, episodes, stage.t, result, last=last)
                 recorder.add(episodes, stage.t, result)
@@ -218,11 +220,11 @@ class EnvWorker(Worker):
         played = {"max_episode_steps": env.max_episode_steps, "ignore_terminations": ignored}
         return {"episodes": list(records.values()), "videos": recorder.videos, "played": played}
 
-    def _episodes(self, stage: _Stage, first: int) -> np.ndarray:
-        """The numbers of the evaluation episodes that a stage plays in the wave that begins at `first`. Environments
-        that only pad the stages to equal size get numbers that do not count."""
-        cfg = self.cfg.env.eval
-        return np.where(stage.env_ids < cfg.num_envs, first + stage.env_ids, cfg.num_episodes + stage.env_ids)
+    def _episodes(self, stage: _Stage, wave: np.ndarray) -> np.ndarray:
+        """The numbers of the evaluation episodes that a stage plays in a wave. Environments that only pad the stages to
+        equal size get numbers that do not count."""
+        ids = stage.env_ids
+        return np.where(ids < len(wave), wave[np.minimum(ids, len(wave) - 1)], self.cfg.env.eval.num_episodes + ids)
 
     def collect_demonstrations(self, directory: str) -> dict[str, Any]:
         """Let the expert play this worker's part of `data.num_episodes`, and write them into the dataset in
@@ -231,11 +233,12 @@ class EnvWorker(Worker):
 
         first = self.stages[0]
         collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
-        for first_episode in range(0, self.cfg.data.num_episodes, self.layout.num_envs):
+        num_scenes = env_card(self.cfg.env.id).num_scenes(self.cfg.env.task)
+        for wave in episode_order(self.cfg.data.num_episodes, self.layout.num_envs, num_scenes):
             for stage in self.stages:
                 self.check_abort("collecting demonstrations")
                 with stage.simulating():
-                    collector.play(stage.env, first_episode + stage.env_ids)
+                    collector.play(stage.env, wave[stage.env_ids])
         return collector.finish()
 
     def state_dict(self) -> list[dict[str, Any]]:

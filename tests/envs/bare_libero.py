@@ -1,8 +1,9 @@
 """The library by itself, as OpenVLA evaluates with it.
 
 `python tests/envs/bare_libero.py assets task state size in out`: `state` is the number of a published initial state, or
-`drawn` with a seed, such as drawn7; `in` holds actions [T, 7], `out` what was seen after
-each of them. Of rlinf_lite it has nothing but the config.yaml without which the library asks on the terminal.
+`drawn` with a seed, such as drawn7. A task of LIBERO-PRO has its suite before it, and is played by that library. `in`
+holds actions [T, 7], `out` what was seen after each of them. Of rlinf_lite it has nothing but the config.yaml without
+which the library asks on the terminal, and the folder of LIBERO-PRO.
 """
 
 from __future__ import annotations
@@ -16,8 +17,18 @@ import numpy as np
 
 def main(assets: str, task: str, state: str, size: int, given: str, out: str) -> None:
     from rlinf_lite.envs.libero.package import write_config
+    from rlinf_lite.envs.libero.pro import pro_folder
 
+    suite_name, _, task = task.rpartition("/")
     os.environ["LIBERO_CONFIG_PATH"] = str(write_config(Path(assets)))
+    if suite_name:
+        os.environ["LIBERO_CONFIG_PATH"] = str(Path(out).parent)
+        folder = pro_folder()
+        sys.path.insert(0, str(folder.parents[1]))
+        folders = {"benchmark_root": folder, "bddl_files": folder / "bddl_files", "init_states": folder / "init_files"}
+        (Path(out).parent / "config.yaml").write_text(
+            "".join(f"{name}: {path}\n" for name, path in {**folders, "datasets": folder, "assets": assets}.items())
+        )
     import libero.libero
 
     libero.libero._assets_path_cache = assets
@@ -25,7 +36,7 @@ def main(assets: str, task: str, state: str, size: int, given: str, out: str) ->
     from libero.libero.envs import OffScreenRenderEnv
     from robosuite.utils.transform_utils import quat2axisangle
 
-    names = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+    names = [suite_name] if suite_name else ["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
     suites = [benchmark.get_benchmark(name)() for name in names]
     suite, number = next(
         (suite, suite.get_task_names().index(task)) for suite in suites if task in suite.get_task_names()

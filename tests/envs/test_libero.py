@@ -31,6 +31,7 @@ from rlinf_lite.envs import (
 from rlinf_lite.envs.errors import RowError
 from rlinf_lite.envs.libero import package
 from rlinf_lite.envs.libero.package import InitialStateError, find_assets, initial_states, write_config
+from rlinf_lite.envs.libero.pro import pro_folder
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import SUITE_OF, SUITES, max_steps, sentence, tasks_of
 from rlinf_lite.registry import env_card
@@ -201,6 +202,35 @@ def test_drawn_initial_states_are_those_of_the_librarys_reset(
     evaluation.reset(seeds=[seed])
     np.testing.assert_array_equal(simulation(evaluation.simulator), initial_states(task)[seed])
     evaluation.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "state", "said"),
+    [
+        ("libero_spatial_lan/" + OPEN_DRAWER, 3, "take the black bowl from the top drawer and put it on plate"),
+        ("libero_goal_object/" + BOWL, 49, "put the bowl on the stove"),
+        ("libero_object_swap/" + SOUP, 20, "pick up the alphabet soup and place it in the basket"),
+        ("libero_10_task/" + KITCHEN, 7, "put the bottle in the bottom drawer of the cabinet and close it"),
+    ],
+)
+def test_tasks_of_libero_pro_are_those_of_its_own_library(
+    task: str, state: int, said: str, assets: Path, stand_ins: Path, tmp_path: Path, repo: Path
+) -> None:
+    if assets == stand_ins:
+        pytest.skip("LIBERO-PRO is NOT tested without meshes (make libero)")
+    try:
+        pro_folder()
+    except MissingAssetsError as error:
+        pytest.skip(f"LIBERO-PRO is NOT tested: {error}")
+    actions = actions_of(1, 12)
+    env = ChunkedEnv(LiberoSimulator(1, settings(assets, task)))
+    seen = env.reset(seeds=[state])
+    env.chunk_step(actions)
+    expected = bare(assets, task, state, actions[0], tmp_path, repo)
+    np.testing.assert_array_equal(simulation(env.simulator), expected["simulation"][-1])
+    assert seen["instruction"] == [said]
+    env.close()
 
 
 def test_a_trajectory_is_a_function_of_seed_and_actions(simulator: LiberoSimulator) -> None:

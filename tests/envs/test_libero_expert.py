@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlinf_lite.cli import main
 from rlinf_lite.config import ConfigError, EnvConfig, load_config
-from rlinf_lite.envs import ChunkedEnv, EnvContractError, MissingAssetsError
+from rlinf_lite.data.lerobot.reader import LeRobotDataset
+from rlinf_lite.envs import ChunkedEnv, EnvContractError, MissingAssetsError, balanced_seed, make_env
 from rlinf_lite.envs.libero.expert import CLOSED, OPEN, Expert, pick_and_place
 from rlinf_lite.envs.libero.simulator import LiberoSimulator
 from rlinf_lite.envs.libero.tasks import EXPERT_TASKS, SUITES
@@ -133,3 +137,30 @@ def test_a_published_task_is_solved_through_the_environment(gripper: str) -> Non
         assert [episode.success_once for episode in episodes] == [True] and episodes[0].length < 200
     finally:
         env.close()
+
+
+@pytest.mark.slow
+def test_demonstrations_are_collected_in_two_processes(tmp_path: Path) -> None:
+    """From initial states that are not published; pictures are those of the environment, frame by frame."""
+    pytest.importorskip("libero", reason="LIBERO's demonstrations are NOT tried: LIBERO is not installed (make libero)")
+    out, task = tmp_path / "demos", "put_the_cream_cheese_in_the_bowl"
+    words = ["collect", "--out", str(out), "--env", "libero", "--task", task, "--episodes", "2", "--num-envs", "2"]
+    options = ["env.options.camera_size=[32,32]", "env.options.train_states=drawn"]
+    assert main([*words, "--processes", "2", *options]) == 0
+    written = json.loads((out / "meta" / "rlinf_lite.json").read_text())
+    assert written["counts"]["success_once"] == 1 and "hf_libero" in written["versions"]
+    info = json.loads((out / "meta" / "info.json").read_text())
+    assert (info["total_episodes"], info["fps"]) == (2, 20)
+    settings = {"camera_size": [32, 32], "train_states": "drawn"}
+    cfg = EnvConfig.model_validate({"id": "libero", "task": task, "options": settings})
+    env = make_env(cfg, "train", 1)
+    obs = env.reset([balanced_seed(0, 1, env_card("libero").num_tasks(task))])
+    cameras = {f"observation.images.{camera}": camera for camera in obs["images"]}
+    [(_, frames)] = LeRobotDataset(out).rows([*cameras, "observation.state", "action", "episode_index"])
+    first = int(np.argmax(frames["episode_index"][:, 0] == 1))
+    for frame in range(first, first + 9):
+        for key, camera in cameras.items():
+            np.testing.assert_array_equal(frames[key][frame], obs["images"][camera][0])
+        np.testing.assert_array_equal(frames["observation.state"][frame], obs["state"][0])
+        obs = env.chunk_step(frames["action"][frame][None, None]).obs
+    env.close()

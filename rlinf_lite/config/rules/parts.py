@@ -12,9 +12,10 @@ from rlinf_lite.cards import NO_STATE, Problem
 from rlinf_lite.config.plan import PLACEMENT, Plan, env_card_of, observed, policy_card_of, slots
 from rlinf_lite.config.resources import policy_config, start_dir, start_key
 from rlinf_lite.config.rules import SIMULATED, rule
-from rlinf_lite.config.rules.cards import imitates_no_state
+from rlinf_lite.config.rules.cards import evaluates, imitates_no_state
 from rlinf_lite.config.schema import Config
 from rlinf_lite.dimensions import policy_misfits
+from rlinf_lite.machine import byte_text, free_host_bytes
 
 
 def _name_rule(key: str) -> None:
@@ -68,6 +69,25 @@ def _environment_card(config: Config, plan: Plan) -> Iterator[Problem]:
     card = env_card_of(config)
     if card is not None and plan.placements:
         yield from card.problems(config)
+
+
+@rule("env", "runner", "cluster", kinds=SIMULATED)
+def _environments_have_room(config: Config, plan: Plan) -> Iterator[Problem]:
+    """Checks one machine, by the simulators alone; `--dry-run` says what the processes need besides."""
+    card = env_card_of(config)
+    of_one = None if card is None else card.simulator_memory(config.env.options, slots(config.cluster)[0])
+    if of_one is None or config.cluster.num_nodes > 1:
+        return
+    rows = {
+        "training": config.env.train.num_envs if config.runner.task_type != "eval" else 0,
+        "evaluation": config.env.eval.num_envs if evaluates(config) else 0,
+    }
+    needed, free = sum(rows.values()) * of_one[1], free_host_bytes()
+    if needed > free:
+        which = " and ".join(f"{number} of {name}" for name, number in rows.items() if number)
+        text = f"the environments ({which}) need {byte_text(of_one[1])} each, {byte_text(needed)} together, and this "
+        text += f"machine has {byte_text(free)} available. Use fewer, or more nodes"
+        yield Problem("env.train.num_envs" if rows["training"] else "env.eval.num_envs", text, of_machine=True)
 
 
 @rule("env", "rollout.pipeline_stage_num", PLACEMENT, "cluster.accelerator", kinds=SIMULATED)

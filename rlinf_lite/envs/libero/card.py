@@ -10,14 +10,17 @@ from pydantic import model_validator
 from rlinf_lite.cards import EnvCard, NonNegativeInt, Observed, PositiveInt, Probe, Problem, Section, Suite, Task
 from rlinf_lite.config.rules.cards import evaluates, uneven_episodes
 from rlinf_lite.envs.libero.tasks import (
+    ALL_SUITES,
     EPISODES_PER_TASK,
     EXPERT_TASKS,
     MAX_STEPS,
     NUM_INITIAL_STATES,
+    PRO_SUITES,
     SETTLE_STEPS,
     SUITES,
     max_steps,
     sentence,
+    suite_and_name,
     tasks_of,
 )
 from rlinf_lite.registry import UnknownEnvError, install_command, is_installed, pip_command
@@ -85,19 +88,24 @@ def _suites() -> Iterator[tuple[str, Suite]]:
             }
             name = suite.replace("_", "-") + ("" if protocol == "openvla" else f"-{protocol}")
             yield name, Suite(about, settings)
+            if protocol == "openvla":
+                for pro in (pro for pro in PRO_SUITES if pro.startswith(suite)):
+                    about = f"LIBERO-PRO's variants of {suite}, with its limit of env steps"
+                    yield pro.replace("_", "-"), Suite(about, settings | {"env.task": pro})
 
 
 class Libero(EnvCard):
-    """LIBERO: a suite (libero_spatial, libero_object, libero_goal, libero_10, libero_90), one of its tasks, or a
-    list."""
+    """LIBERO: a suite (libero_spatial, libero_object, libero_goal, libero_10, libero_90, and of LIBERO-PRO
+    libero_spatial_lan, _object, _swap, _task and so on), one of its tasks (of LIBERO-PRO: libero_spatial_swap/<task>),
+    or a list."""
 
     Options = LiberoOptions
     free_options = ("assets",)
     simulator = "rlinf_lite.envs.libero.simulator:LiberoSimulator"
     package, extra = "libero", "libero"
-    tasks = {suite: _task(suite) for suite in SUITES}
+    tasks = {suite: _task(suite) for suite in ALL_SUITES}
     has_other_tasks = True
-    task_groups = SUITES
+    task_groups = ALL_SUITES
     suites = dict(_suites())
     initial_states = (
         "published: episode k plays task k % tasks, from its state (k // tasks) % 50; the same ones at every evaluation"
@@ -120,11 +128,19 @@ class Libero(EnvCard):
         """Tasks with their initial states."""
         return len(tasks_of(task)) * NUM_INITIAL_STATES
 
+    def num_scenes(self, task: str) -> int:
+        return len(tasks_of(task))
+
     def steps_per_s(self, task: str, options: LiberoOptions) -> float:
         return 20.0
 
     def sentences(self, task: str) -> Sequence[str]:
-        return [sentence(name) for name in tasks_of(task)]
+        from rlinf_lite.envs.errors import MissingAssetsError
+
+        try:
+            return [sentence(name) for name in tasks_of(task)]
+        except MissingAssetsError:
+            return ()  # reported by `problems`
 
     def observed(self, task: str, options: LiberoOptions) -> Observed | None:
         if self.task(task) is None:
@@ -148,6 +164,7 @@ class Libero(EnvCard):
     def problems(self, config: Config) -> Iterator[Problem]:
         from rlinf_lite.envs.errors import MissingAssetsError
         from rlinf_lite.envs.libero.package import find_assets
+        from rlinf_lite.envs.libero.pro import pro_folder
 
         env = config.env
         try:
@@ -174,6 +191,8 @@ class Libero(EnvCard):
         elif is_installed("libero"):
             try:
                 find_assets(env.options.assets)
+                if any(suite_and_name(task)[0] in PRO_SUITES for task in tasks):
+                    pro_folder()
             except MissingAssetsError as error:
                 yield Problem(error.key, error.text, of_machine=True)
 

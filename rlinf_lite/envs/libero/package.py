@@ -25,7 +25,8 @@ import yaml
 from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
-from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF
+from rlinf_lite.envs.libero.pro import pro_folder
+from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, PRO_SUITES, suite_and_name
 from rlinf_lite.registry import LIBERO_ASSETS
 
 FOLDERS = (
@@ -171,21 +172,31 @@ def _configure_robosuite() -> None:
 
 
 def bddl_file(task: str) -> Path:
-    """The file from which the library reads a task."""
-    return package_folder() / "bddl_files" / SUITE_OF[task] / f"{task}.bddl"
+    """The file from which the library reads a task. Raises MissingAssetsError where LIBERO-PRO is not installed."""
+    suite, name = suite_and_name(task)
+    folder = pro_folder() if suite in PRO_SUITES else package_folder()
+    return folder / "bddl_files" / suite / f"{name}.bddl"
 
 
 def initial_states(task: str) -> NDArray[np.float64]:
-    """A task's published initial states [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError."""
-    file = package_folder() / "init_files" / SUITE_OF[task] / f"{task}.pruned_init"
+    """A task's published initial states [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError,
+    MissingAssetsError."""
+    suite, name = suite_and_name(task)
+    if suite in PRO_SUITES:
+        return _fifty(np.load(pro_folder() / "init_files" / suite / f"{name}.pruned_init.npz")["states"], name)
+    file = package_folder() / "init_files" / suite / f"{name}.pruned_init"
     try:
         with zipfile.ZipFile(file) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             states: NDArray[np.float64] = _ArraysOnly(io.BytesIO(archive.read(name))).load()
     except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero again") from error
+    return _fifty(states, f"{file}")
+
+
+def _fifty(states: NDArray[np.float64], where: str) -> NDArray[np.float64]:
     if states.ndim != 2 or len(states) != NUM_INITIAL_STATES:
-        raise InitialStateError(f"{file} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
+        raise InitialStateError(f"{where} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
     return states
 
 

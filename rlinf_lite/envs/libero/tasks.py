@@ -1,4 +1,4 @@
-"""LIBERO's five suites with 130 tasks, and the lengths of their episodes in the published protocols."""
+"""LIBERO's five suites with 130 tasks, LIBERO-PRO's variants of them, and the published lengths of their episodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from rlinf_lite.config.rules.cards import named_tasks
+from rlinf_lite.envs.libero.pro import new_sentence
 
 NUM_INITIAL_STATES = 50
 """Number of initial states that are published for each task, in the library's wheel."""
@@ -160,6 +161,14 @@ SUITES: Mapping[str, tuple[str, ...]] = {
 }
 """Tasks by suite, in the library's order; libero_10 is what papers call LIBERO-Long."""
 SUITE_OF = {task: suite for suite, tasks in SUITES.items() for task in tasks}
+PRO_SUITES: Mapping[str, tuple[str, ...]] = {
+    f"{suite}_{variant}": tuple(f"{suite}_{variant}/{task}" for task in SUITES[suite])
+    for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+    for variant in ("lan", "object", "swap", "task")
+}
+"""LIBERO-PRO's suites. Their files have the names of LIBERO's tasks, so that a task is named with its suite."""
+ALL_SUITES = {**SUITES, **PRO_SUITES}
+_ALL_TASKS = frozenset(task for tasks in ALL_SUITES.values() for task in tasks)
 EXPERT_TASKS = (
     *SUITES["libero_spatial"],
     *SUITES["libero_object"],
@@ -184,17 +193,26 @@ EPISODES_PER_TASK = {"openvla": 50, "lerobot": 10, "rlinf": 50}
 """Number of evaluated initial states of a task by protocol, beginning with the first published one."""
 
 
+def suite_and_name(task: str) -> tuple[str, str]:
+    """The suite of a task, and the name of its files there."""
+    suite, _, name = task.rpartition("/")
+    return suite or SUITE_OF[name], name
+
+
 def sentence(task: str) -> str:
-    """Instruction for the policy: the task's name without its scene, as in the library."""
-    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", task).replace("_", " ")
+    """Instruction for the policy: the task's name without its scene, as in the library, or LIBERO-PRO's new sentence.
+    Raises MissingAssetsError where that is not installed."""
+    suite, name = suite_and_name(task)
+    new = new_sentence(suite, name) if suite in PRO_SUITES else None
+    return re.sub(r"^[A-Z_]+_SCENE\d+_", "", name).replace("_", " ") if new is None else new
 
 
 def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that `env.task` names: those of a suite, or of a comma-separated list. Raises UnknownEnvError."""
-    return named_tasks(name, SUITE_OF, SUITES, "suite")
+    return named_tasks(name, _ALL_TASKS, ALL_SUITES, "suite")
 
 
 def max_steps(tasks: tuple[str, ...], protocol: str) -> int | None:
     """The largest limit of these tasks; None if the protocol has no limit for one of them."""
-    limits = [MAX_STEPS[protocol].get(SUITE_OF[task]) for task in tasks]
+    limits = [MAX_STEPS[protocol].get(SUITE_OF[suite_and_name(task)[1]]) for task in tasks]
     return None if None in limits else max(limit for limit in limits if limit is not None)

@@ -21,7 +21,9 @@ from rlinf_lite.envs.libero.package import (
     import_libero,
     initial_states,
 )
+from rlinf_lite.envs.libero.pro import add_objects
 from rlinf_lite.envs.libero.stepping import Stepping
+from rlinf_lite.envs.libero.tasks import PRO_SUITES, suite_and_name
 from rlinf_lite.envs.painter import Painter
 
 if TYPE_CHECKING:
@@ -129,6 +131,8 @@ class World:
         from libero.libero.envs.env_wrapper import ControlEnv
         from robosuite.utils.observables import Observable, sensor
 
+        if suite_and_name(task)[0] in PRO_SUITES:
+            add_objects()
         self.task, self._options = task, options
         self._states = initial_states(task)
         try:
