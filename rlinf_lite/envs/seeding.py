@@ -48,8 +48,8 @@ def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
 
 def episode_order(num_episodes: int, num_envs: int, num_scenes: int) -> NDArray[np.int64]:
     """Numbers of episodes by wave and row, [W, num_envs], of an evaluation or of demonstrations. Episode e plays scene
-    `e % num_scenes` (see `EnvCard.num_scenes`), and a row goes on to another scene as rarely as possible, because it has
-    to build it. Numbers from `num_episodes` on fill the last wave, and do not count."""
+    `e % num_scenes` (see `EnvCard.num_scenes`). A row goes on to another scene as rarely as possible, because it has to
+    build it. Numbers from `num_episodes` on fill the last wave, and do not count."""
     num_waves = -(-num_episodes // num_envs)
     numbers = np.arange(num_waves * num_envs)
     if num_envs % num_scenes == 0:

