@@ -110,7 +110,7 @@ class Libero(EnvCard):
     initial_states = (
         "published: episode k plays task k % tasks, from its state (k // tasks) % 50; the same ones at every evaluation"
     )
-    simulator_bytes = (0, 1350 * 2**20)
+    simulator_bytes = (0, 1400 * 2**20)
 
     def task(self, name: str) -> Task | None:
         try:
