@@ -16,12 +16,15 @@ def gpu_bytes() -> int | None:
     return None
 
 
-def free_host_bytes() -> int:
-    """Bytes of memory that are available to new processes of this machine, or of its container."""
+def free_host_bytes(group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that are available to new processes of this machine, or of its container. Cached files count as
+    available."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free, group = int(fields["MemAvailable"].split()[0]) * 1024, Path("/sys/fs/cgroup")
+    free = int(fields["MemAvailable"].split()[0]) * 1024
     if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()) != "max":
-        free = min(free, int(limit) - int((group / "memory.current").read_text()))
+        used = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        cached = int(used["active_file"]) + int(used["inactive_file"])
+        free = min(free, int(limit) - int((group / "memory.current").read_text()) + cached)
     return free
 
 

@@ -12,8 +12,9 @@ import time
 import numpy as np
 
 from rlinf_lite.config import EnvConfig
-from rlinf_lite.envs import make_env
-from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITE_OF, SUITES, tasks_of
+from rlinf_lite.envs import ChunkedEnv
+from rlinf_lite.envs.libero.simulator import LiberoSimulator
+from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, SUITES, suite_and_name, tasks_of
 
 
 def main(names: list[str]) -> int:
@@ -23,7 +24,7 @@ def main(names: list[str]) -> int:
     for number, task in enumerate(tasks, 1):
         started = time.monotonic()
         cfg = EnvConfig.model_validate({"id": "libero", "task": task, "options": {"camera_size": [64, 64]}})
-        env = make_env(cfg, "eval", 1)
+        env = ChunkedEnv(LiberoSimulator(1, cfg))
         try:
             for state in (0, NUM_INITIAL_STATES - 1):
                 images = env.reset([state])["images"]
@@ -35,7 +36,10 @@ def main(names: list[str]) -> int:
             said = f"{type(error).__name__}: {error}"
         finally:
             env.close()
-        print(f"{number}/{len(tasks)} {SUITE_OF[task]} {task}: {said}, {time.monotonic() - started:.1f} s", flush=True)
+        print(
+            f"{number}/{len(tasks)} {suite_and_name(task)[0]} {task}: {said}, {time.monotonic() - started:.1f} s",
+            flush=True,
+        )
     print(f"{len(tasks) - failed} of {len(tasks)} tasks can be played")
     return int(failed > 0)
 

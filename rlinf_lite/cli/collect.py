@@ -86,7 +86,11 @@ def requested(arguments: Sequence[str]) -> Config:
     name = given.config_name or (_ANY_ENVIRONMENT if given.env else _DEFAULT)
     # the config's model is not used, so episodes that it could not read may be collected
     unused = [] if model_id else ["model.options"]
-    cfg = load_config(name, _overrides(given, model_id, chunk_of(policy)), unused=unused)
+    overrides = _overrides(given, model_id, chunk_of(policy))
+    cfg = load_config(name, overrides, elsewhere=True, unused=unused)
+    if cfg.env.train.num_envs > cfg.data.num_episodes:
+        overrides.append(f"env.train.num_envs={cfg.data.num_episodes}")
+    cfg = load_config(name, overrides, unused=unused)
     assert isinstance(cfg, Config)
     return cfg
 
@@ -204,7 +208,7 @@ def _play(cfg: Config, out: Path, num_processes: int) -> None:
     from rlinf_lite.workers.collecting_child import play_parts
 
     data, started, shown = cfg.data, time.monotonic(), time.monotonic()
-    num_envs = min(cfg.env.train.num_envs, data.num_episodes)
+    num_envs = cfg.env.train.num_envs
     num_processes = min(num_processes, num_envs)
     by = f"the policy in {data.teacher_dir}" if data.teacher_dir else f"the expert of {cfg.env.id}"
     where = f" in {num_processes} processes" if num_processes > 1 else ""

@@ -73,7 +73,8 @@ def doctor(arguments: Sequence[str]) -> int:
     options = parser.parse_intermixed_args(arguments)
     name, overrides = config_and_overrides(options.words, options.config_name)
     try:
-        config = None if name is None else load_config(name, overrides)
+        # elsewhere: what this machine lacks is found by the checks
+        config = None if name is None else load_config(name, overrides, elsewhere=True)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -57,7 +57,7 @@ def load_config(
         name_or_path: a name under `configs/` (`embodiment/x`, or `x` if that is unique), or the path of a YAML file,
             whose defaults may name our configs too.
         overrides: a list of `key=value`, in Hydra's grammar, or values by key.
-        elsewhere: the config is for another machine, so that packages and files of simulators may be missing here.
+        elsewhere: the config is for another machine: packages, files and memory for simulators may be missing here.
         unused: keys that have no effect on this run; rules that read them are skipped.
 
     Returns:

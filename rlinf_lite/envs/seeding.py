@@ -51,11 +51,13 @@ def episode_order(num_episodes: int, num_envs: int, num_scenes: int) -> NDArray[
     `e % num_scenes` (see `EnvCard.num_scenes`). A row goes on to another scene as rarely as possible, because it has to
     build it. Numbers from `num_episodes` on fill the last wave, and do not count."""
     num_waves = -(-num_episodes // num_envs)
-    numbers = np.arange(num_waves * num_envs)
-    if num_envs % num_scenes == 0:
-        return numbers.reshape(num_waves, num_envs)
-    by_scene = np.lexsort((numbers, numbers % num_scenes, numbers >= num_episodes))
-    return by_scene.reshape(num_envs, num_waves).T
+    waves = np.arange(num_waves * num_envs).reshape(num_waves, num_envs)
+    if num_envs % num_scenes:
+        episodes = np.arange(num_episodes)
+        by_scene = episodes[np.argsort(episodes % num_scenes, kind="stable")]
+        for row, its_own in enumerate(np.array_split(by_scene, num_envs)):  # the first rows have one more
+            waves[: len(its_own), row] = its_own
+    return waves
 
 
 def seeded_uniforms(seeds: Sequence[int], count: int) -> NDArray[np.float64]:

@@ -73,24 +73,26 @@ class Collector:
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
         self.num_env_steps = 0
-        self.on_chunk: Callable[[], None] = lambda: None
-        """Called after each chunk."""
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called after each reset, each chunk and each written episode."""
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
         """Play the episodes with these numbers, one per row; numbers from `data.num_episodes` on are not recorded."""
         data, chunk = self._cfg.data, self._cfg.model.num_action_chunks
         num_tasks = env_card(self._cfg.env.id).num_tasks(self._cfg.env.task)
         obs = env.reset([balanced_seed(data.seed, int(episode), num_tasks) for episode in episodes])
+        self.on_progress()
         running = episodes < data.num_episodes
         played = [_Played() for _ in episodes]
         for decision in range(-(-env.max_episode_steps // chunk)):
             if not running.any():
                 break
             obs = self._play_chunk(env, obs, episodes, decision, running, played)
-            self.on_chunk()
+            self.on_progress()
         for episode in played:
             if episode.record is not None and (data.keep_failures or episode.record.success_once):
                 self._writer.add(_episode(episode, episode.record))
+                self.on_progress()
 
     def finish(self) -> dict[str, Any]:
         """Finish this part of the dataset. Returns the episode records and the number of env steps."""
@@ -142,19 +144,21 @@ def play_part(
     """Play the episodes of `rows` of `num_envs` environments in this process, and write them as part `rank` of the
     dataset in `directory`.
 
-    `report` is called after each chunk with the numbers of episodes, of successes and of env steps so far. Returns what
-    `Collector.finish` does, and the properties of the environment.
+    `report` is called after each reset, each chunk and each written episode with the numbers of episodes, of successes
+    and of env steps so far. Returns what `Collector.finish` does, and the properties of the environment.
     """
     env = make_env(cfg.env, "train", len(rows))
     try:
+        report(0, 0, 0)
         obs = env.reset()
+        report(0, 0, 0)
         collector = Collector(cfg, env, obs, directory, rank, device="cpu")
 
-        def on_chunk() -> None:
+        def on_progress() -> None:
             records = collector.records
             report(len(records), sum(bool(record.success_once) for record in records), collector.num_env_steps)
 
-        collector.on_chunk = on_chunk
+        collector.on_progress = on_progress
         num_scenes = env_card(cfg.env.id).num_scenes(cfg.env.task)
         for wave in episode_order(cfg.data.num_episodes, num_envs, num_scenes):
             collector.play(env, wave[rows])

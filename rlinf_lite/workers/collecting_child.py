@@ -28,21 +28,22 @@ def play_parts(
     """What `play_part` does, once for each of `shares` (rows of the environments), in a process each. `report` gets the
     sums over all processes.
 
-    Raises the first error of a process; DemonstrationError if one ends, or if none has played a chunk for
+    Raises the first error of a process; DemonstrationError if one ends, or if none makes progress for
     `control.hang_timeout_s`. All processes are ended then.
     """
     num_envs, limit_s = sum(map(len, shares)), cfg.control.hang_timeout_s
-    children = [ChildProcess("rlinf_lite.workers.collecting_child", environment=THREADS) for _ in shares]
+    children: list[ChildProcess] = []
     try:
-        for rank, (child, rows) in enumerate(zip(children, shares, strict=True)):
-            child.connection.send((cfg, directory, rank, rows, num_envs))
+        for rank, rows in enumerate(shares):
+            children.append(ChildProcess("rlinf_lite.workers.collecting_child", environment=THREADS))
+            children[rank].connection.send((cfg, directory, rank, rows, num_envs))
         done = np.zeros((len(shares), 3), int)
         parts: dict[int, tuple[dict[str, Any], EnvSpec]] = {}
         while len(parts) < len(shares):
             playing = {child.connection: rank for rank, child in enumerate(children) if rank not in parts}
             ready = wait(list(playing), limit_s)
             if not ready:
-                raise DemonstrationError(f"no process has played a chunk for {limit_s:g} s (control.hang_timeout_s)")
+                raise DemonstrationError(f"no process has made progress for {limit_s:g} s (control.hang_timeout_s)")
             for connection in ready:
                 rank = playing[connection]  # type: ignore[index]  # wait returns what it was given
                 try:

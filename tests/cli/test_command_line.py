@@ -350,6 +350,8 @@ def test_one_process_collects_whatever_workers_a_config_has() -> None:
     words = ["--out", "demos", "--config-name", "metaworld_sft_vla", "--task", "reach-v3,push-v3", "--num-envs", "1"]
     cfg = requested([*words, "--episodes", "2"])
     assert (cfg.env.task, cfg.env.train.num_envs, cfg.data.num_episodes) == ("reach-v3,push-v3", 1, 2)
+    few = requested(["--out", "demos", "--env", "tabletop", "--episodes", "3"])
+    assert few.env.train.num_envs == 3, "no environment is made that plays nothing"
 
 
 @pytest.mark.parametrize(("name", "model_id"), [("tabletop_vla", "openvla"), ("tabletop_flow", "pi0")])

@@ -22,9 +22,11 @@ def test_every_episode_is_played_once_and_rows_keep_their_scene(
     changes = [np.count_nonzero(np.diff(row[row < num_episodes] % num_scenes)) for row in waves.T]
     assert changes == [max(number - 1, 0) for number in built], "no row goes back to a scene that it had"
     assert sum(built) <= num_scenes + num_envs
+    assert waves[:-1].max(initial=0) < num_episodes, "no row waits for others before the last wave"
 
 
 def test_one_scene_is_played_in_order() -> None:
     assert episode_order(6, 4, 1).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert episode_order(8, 4, 2).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert episode_order(6, 2, 3).tolist() == [[0, 4], [3, 2], [1, 5]]
+    assert episode_order(7, 2, 3).tolist() == [[0, 4], [3, 2], [6, 5], [1, 7]]

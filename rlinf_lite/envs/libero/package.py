@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
 from rlinf_lite.envs.libero.pro import pro_folder
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, PRO_SUITES, suite_and_name
-from rlinf_lite.registry import LIBERO_ASSETS
+from rlinf_lite.registry import LIBERO_ASSETS, LIBERO_PRO
 
 FOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "textures", "turbosquid_objects",
@@ -183,7 +183,7 @@ def initial_states(task: str) -> NDArray[np.float64]:
     MissingAssetsError."""
     suite, name = suite_and_name(task)
     if suite in PRO_SUITES:
-        return _fifty(np.load(pro_folder() / "init_files" / suite / f"{name}.pruned_init.npz")["states"], name)
+        return _fifty(*_published_by_pro(pro_folder() / "init_files" / suite / f"{name}.pruned_init.npz"))
     file = package_folder() / "init_files" / suite / f"{name}.pruned_init"
     try:
         with zipfile.ZipFile(file) as archive:
@@ -192,6 +192,13 @@ def initial_states(task: str) -> NDArray[np.float64]:
     except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero again") from error
     return _fifty(states, f"{file}")
+
+
+def _published_by_pro(file: Path) -> tuple[NDArray[np.float64], str]:
+    try:
+        return np.load(file)["states"], f"{file}"
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InitialStateError(f"{file} holds no initial states ({error}). Install {LIBERO_PRO} again") from error
 
 
 def _fifty(states: NDArray[np.float64], where: str) -> NDArray[np.float64]:

