@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 LAYERS = [
-    {"child_process", "lazy", "shipped", "file_modes", "checksums", "script", "threads", "cards", "hub"},
+    {"child_process", "lazy", "shipped", "file_modes", "checksums", "script", "threads", "cards", "hub", "machine"},
     {"registry", "dimensions"},
     {"scheduler"},  # placement, messages, errors and progress need neither ray nor torch
     {"config"},

@@ -45,21 +45,7 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
         evaluate: function that plays the episodes of a config and writes their films to a file; None:
             `rlinf_lite.evaluate`.
     """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measured = parser.add_mutually_exclusive_group()
-    measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
-    measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
-    parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
-    out_help = "JSON file to write (default: <run>/eval_<checkpoint>.json, or a new name next to it for other settings)"
-    parser.add_argument("--out", type=Path, help=out_help)
-    parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
-    options = parser.parse_intermixed_args(arguments)
-    runs, changes = names_and_overrides(options.words)
-    named = [*runs, *filter(None, [options.checkpoint, options.config_name])]
-    if len(named) != 1:
-        listed = f": {', '.join(map(str, named))}" if named else ""
-        parser.error(f"name one run or one config; {len(named)} were given{listed}")
-    options.checkpoint = Path(runs[0]) if runs else options.checkpoint
+    options, runs, changes = _parsed(arguments)
 
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, verify
     from rlinf_lite.runners.run_config import check_options, read_config
@@ -120,6 +106,26 @@ def eval(arguments: Sequence[str], evaluate: Callable[[Any, Path | None], EvalSu
     directory = checkpoint.parent.parent if checkpoint else Path(cfg.runner.logger.log_path)
     _write(options.out or free_name(directory / f"{name}.json", summary), summary, film)
     return 0
+
+
+def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str], list[str]]:
+    """The options, the runs that are named without one, and the changes to the config."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    measured = parser.add_mutually_exclusive_group()
+    measured.add_argument("--checkpoint", type=Path, help="a checkpoint or a run directory; RUN alone is short for it")
+    measured.add_argument("--config-name", metavar="NAME", help="a config; the policy is its rollout.model_dir")
+    parser.add_argument("--suite", metavar="NAME", help=f"a published evaluation: {', '.join(suites())}")
+    out_help = "JSON file to write (default: <run>/eval_<checkpoint>.json, or a new name next to it for other settings)"
+    parser.add_argument("--out", type=Path, help=out_help)
+    parser.add_argument("words", nargs="*", metavar="RUN key=value", help="a run, and changes to its config")
+    options = parser.parse_intermixed_args(arguments)
+    runs, changes = names_and_overrides(options.words)
+    named = [*runs, *filter(None, [options.checkpoint, options.config_name])]
+    if len(named) != 1:
+        listed = f": {', '.join(map(str, named))}" if named else ""
+        parser.error(f"name one run or one config; {len(named)} were given{listed}")
+    options.checkpoint = Path(runs[0]) if runs else options.checkpoint
+    return options, runs, changes
 
 
 def _write(path: Path, summary: EvalSummary, film: bytes) -> None:

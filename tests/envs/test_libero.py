@@ -486,8 +486,8 @@ def test_libero_pro_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
 
 
 def test_environments_that_need_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_lite.config.rules.parts.free_host_bytes", lambda: 4 * 2**30)
-    said = r"env.train.num_envs: the environments \(2 of training and 2 of evaluation\) need 1.4 GiB each, 5.5 GiB"
+    monkeypatch.setattr("rlinf_lite.config.rules.parts.free_host_bytes", lambda: 6 * 2**30)
+    said = r"env.train.num_envs: the environments \(4 of training and 2 of evaluation\) need 1.4 GiB each, 8.2 GiB"
     with pytest.raises(ConfigError, match=said):
         load_config("libero_bowl_sft_flow")
     with pytest.raises(ConfigError, match=r"env.eval.num_envs: the environments \(10 of evaluation\)"):
