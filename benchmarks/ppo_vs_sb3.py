@@ -31,7 +31,7 @@ from session import logged_steps, session, undisturbed
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.runners import EmbodiedRunner
 
-TARGET, BUSY_TARGET = 1.3, 1.3
+TARGET, BUSY_TARGET = 1.3, 1.5
 CONFIG = "embodiment/maniskill_pushcube_ppo_mlp"
 HERE = Path(__file__).parent
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {

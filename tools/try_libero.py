@@ -1,6 +1,6 @@
 """Build LIBERO tasks on the installed meshes, one after the other, and say which cannot be played.
 
-python tools/try_libero.py                    # all 130: a quarter of an hour on one core
+python tools/try_libero.py                    # all 130, some ten seconds each
 python tools/try_libero.py libero_10          # a suite, or a task
 """
 

@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=1,
         metavar="N",
-        help="processes that share the environments, each at its own pace (default 1); the episodes are the same",
+        help="processes that share the environments, each at its own pace (default 1); an expert's are the same",
     )
     parser.add_argument(
         "--pictures", choices=["image", "video"], help="image: PNG, lossless; video: AV1, small (data.pictures)"

@@ -164,8 +164,7 @@ def play_part(
             collector.play(env, wave[rows])
         return collector.finish(), get_env_spec(env, obs)
     finally:
-        close = getattr(env, "close", None)
-        if close is not None:
+        if callable(close := getattr(env, "close", None)):
             close()
 
 

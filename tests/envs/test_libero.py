@@ -372,7 +372,9 @@ import_libero(Path({str(assets)!r}))
 import huggingface_hub
 def fetch(*a, **k): raise AssertionError("fetched")
 huggingface_hub.snapshot_download = fetch
+from libero.libero.envs.base_object import VISUAL_CHANGE_OBJECTS_DICT as glowing
 from libero.libero.envs.objects import get_object_fn
+assert "yellow_stove" in glowing and "yellow_plate" not in glowing
 print(get_object_fn("plate")(name="plate").file)
 """
     environment = {"HOME": str(home), "XDG_CACHE_HOME": "", "LIBERO_CONFIG_PATH": ""}
@@ -480,9 +482,15 @@ def test_libero_pro_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPat
     load_config("libero_ppo_oft", ["env.task=libero_goal_swap"], elsewhere=True)
     with pytest.raises(ConfigError, match=r"is no task. Did you mean libero_goal_swap/turn_on_the_stove"):
         load_config("libero_ppo_oft", ["env.task=libero_goal_swap/turn_on_the_stoves"])
+    with pytest.raises(MissingAssetsError, match=r"make libero-pro"):
+        initial_states(f"libero_goal_swap/{STOVE}")
     card = env_card("libero")
     assert card.suites["libero-goal-swap"].settings["env.task"] == "libero_goal_swap"
     assert sentence(f"libero_goal_swap/{STOVE}") == "turn on the stove", "as in LIBERO, also without the files"
+    for files in ("bddl_files", "init_files"):
+        (tmp_path / "rlinf_lite" / "libero_pro" / "libero" / "libero" / files / "libero_10_task").mkdir(parents=True)
+    with pytest.raises(InitialStateError, match=r"turn_on_the_stove.pruned_init holds no initial states .*again"):
+        initial_states(f"libero_goal_swap/{STOVE}")
 
 
 def test_environments_that_need_more_memory_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:

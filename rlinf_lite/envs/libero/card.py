@@ -88,8 +88,8 @@ def _suites() -> Iterator[tuple[str, Suite]]:
             }
             name = suite.replace("_", "-") + ("" if protocol == "openvla" else f"-{protocol}")
             yield name, Suite(about, settings)
-            if protocol == "openvla":
-                for pro in (pro for pro in PRO_SUITES if pro.startswith(suite)):
+            for pro in PRO_SUITES:
+                if protocol == "openvla" and pro.startswith(suite):
                     about = f"LIBERO-PRO's variants of {suite}, with its limit of env steps"
                     yield pro.replace("_", "-"), Suite(about, settings | {"env.task": pro})
 

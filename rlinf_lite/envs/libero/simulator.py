@@ -15,6 +15,7 @@ from rlinf_lite.envs.libero.package import find_assets
 from rlinf_lite.envs.libero.tasks import NUM_INITIAL_STATES, max_steps, sentence, tasks_of
 from rlinf_lite.envs.simulator import StepOutputs
 from rlinf_lite.scheduler.heartbeat import report_progress
+from rlinf_lite.threads import THREADS
 
 if TYPE_CHECKING:
     from rlinf_lite.config import EnvConfig
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 _LIMITS_S = {"start": 240.0, "reset": 240.0, "step": 120.0, "observe": 120.0}
 """Time limits of one answer, by method; they are below control.hang_timeout_s. They allow for first compilations in all
 rows' processes at the same time."""
-_ENVIRONMENT = {
-    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-    "MALLOC_MMAP_THRESHOLD_": str(2**17),  # glibc: larger blocks, such as textures, go back to the system when freed
-}
+_ENVIRONMENT = {**THREADS, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
+"""glibc gives blocks of more bytes than the threshold, such as textures, back to the system when they are freed."""
 _LOG = 2000  # characters of a failed process's log that a message shows
 
 

@@ -21,9 +21,7 @@ from rlinf_lite.envs.libero.package import (
     import_libero,
     initial_states,
 )
-from rlinf_lite.envs.libero.pro import add_objects
 from rlinf_lite.envs.libero.stepping import Stepping
-from rlinf_lite.envs.libero.tasks import PRO_SUITES, suite_and_name
 from rlinf_lite.envs.painter import Painter
 
 if TYPE_CHECKING:
@@ -111,7 +109,7 @@ def _newly_built() -> Iterator[dict[str, NDArray[np.float64]]]:
         MujocoEnv._initialize_sim = initialise
 
 
-def _placed(make: Callable[[], T], seed: int = FIXTURE_SEED) -> T:
+def _placed(make: Callable[[], T], seed: int) -> T:
     """Call `make`, which places objects at random, with a seed. If the library refuses a placement, the next one is
     drawn."""
     from robosuite.utils.errors import RandomizationError
@@ -132,8 +130,6 @@ class World:
         from libero.libero.envs.env_wrapper import ControlEnv
         from robosuite.utils.observables import Observable, sensor
 
-        if suite_and_name(task)[0] in PRO_SUITES:
-            add_objects()
         self.task, self._options = task, options
         self._states = initial_states(task)
         try:
@@ -144,7 +140,8 @@ class World:
                         use_camera_obs=False,
                         has_offscreen_renderer=False,
                         ignore_done=True,  # the library's limit is 1000 env steps; ChunkedEnv has its own
-                    )
+                    ),
+                    FIXTURE_SEED,
                 )
         except (OSError, SyntaxError, ValueError) as error:  # an XML file, a mesh or a texture
             text = (
@@ -177,10 +174,8 @@ class World:
 
     def reset(self, state: int, drawn: bool = False) -> None:
         """Begin in the published initial state number `state`, or where the library places objects with that seed."""
-        if drawn:
-            _placed(self.env.reset, state)
-        else:
-            _placed(self.env.reset)  # the initial state then replaces all that it places, except fixtures
+        _placed(self.env.reset, state if drawn else FIXTURE_SEED)
+        if not drawn:  # the initial state replaces all that was placed, except fixtures
             self._control.set_init_state(self._states[state])
         for _ in range(self._options.settle_steps or 0):
             self.step(np.array(NO_OP))
