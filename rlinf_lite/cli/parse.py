@@ -106,7 +106,7 @@ def parse_cli(
 def _preview(config: Any) -> int:
     from rlinf_lite.preview.dry_run import describe, policy_problems, shown, what_is_read
     from rlinf_lite.runners.checkpoints import CheckpointError, find_checkpoint, read_state
-    from rlinf_lite.runners.protocol import notes_of
+    from rlinf_lite.runners.protocol import notes_of_run
     from rlinf_lite.runners.run_config import changes_since
     from rlinf_lite.runners.run_paths import run_to_resume
 
@@ -138,7 +138,7 @@ def _preview(config: Any) -> int:
         return 2
     print(describe(config))
     reads = what_is_read(config, spec)
-    notes = [] if config.runner.task_type == "reasoning" else notes_of(config, spec, reads)
+    notes = [] if config.runner.task_type == "reasoning" else notes_of_run(config, spec, reads)
     if dataset is not None:
         from rlinf_lite.data.dataset_notes import dataset_notes
 

@@ -54,6 +54,15 @@ def episode_steps(config: Config, split: EnvSplitConfig) -> int | None:
     return None if card is None else card.max_episode_steps(config.env.task, config.env.options)
 
 
+def kept_scenes(config: Config) -> int:
+    """The number of scenes (see `EnvCard.num_scenes`) that are divided evenly among the groups of training
+    environments, each of which keeps its scene. 1: there is one, or they cannot be divided so, and each episode plays
+    any of them."""
+    num_scenes = env_card(config.env.id).num_scenes(config.env.task)
+    num_groups = config.env.train.num_envs // config.algorithm.group_size
+    return 1 if num_groups % num_scenes else num_scenes
+
+
 @dataclass(frozen=True)
 class _Placed:
     placements: dict[str, Sequence[ProcessPlacement]]

@@ -58,8 +58,11 @@ class ChunkedEnv:
     every episode that ends after an episode with a report.
 
     Seeds: `reset(seeds=...)` makes each seed a row's first seed; the k-th episode from then on has
-    `episode_seed(first_seed, k)`.
+    `episode_seed(first_seed, k, num_scenes)`.
     """
+
+    num_scenes: int = 1
+    """Seeds of a row keep their remainder modulo this number, with which the row keeps its scene."""
 
     def __init__(
         self,
@@ -270,7 +273,7 @@ class ChunkedEnv:
         report_progress()
         for row in rows.tolist():
             self._episode_index[row] += 1
-            self._seeds[row] = episode_seed(self._first_seeds[row], self._episode_index[row])
+            self._seeds[row] = episode_seed(self._first_seeds[row], self._episode_index[row], self.num_scenes)
         self._length[rows] = 0
         self._call(rows, self.simulator.reset, rows, [self._seeds[row] for row in rows.tolist()])
         if self.ignore_terminations is None:

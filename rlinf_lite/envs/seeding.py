@@ -29,21 +29,26 @@ def env_seed(seed: int, env_id: int) -> int:
     return _mix(_mix(seed & _MASK) ^ (env_id & _MASK)) >> 33
 
 
-def episode_seed(first_seed: int, episode_index: int) -> int:
-    """Seed of the k-th episode of a row; episode 0 has the first seed itself."""
+def episode_seed(first_seed: int, episode_index: int, num_scenes: int = 1) -> int:
+    """Seed of the k-th episode of a row; episode 0 has the first seed itself. All episodes of a row have the same seed
+    modulo `num_scenes`, and so play the same scene (see `EnvCard.num_scenes`)."""
     if episode_index == 0:
         return first_seed
-    return _mix(_mix(first_seed & _MASK) + episode_index) >> 33
+    return _with_remainder(_mix(_mix(first_seed & _MASK) + episode_index) >> 33, first_seed, num_scenes)
 
 
 def balanced_seed(seed: int, episode: int, num_tasks: int) -> int:
     """Seed of an episode of an evaluation or of demonstrations: its `env_seed`, changed by less than `num_tasks` so
     that consecutive episodes play the tasks in turn (see `EnvCard.num_tasks`)."""
-    first = env_seed(seed, episode)
-    first -= first % num_tasks
-    if first + num_tasks > 1 << 31:
-        first -= num_tasks
-    return first + episode % num_tasks
+    return _with_remainder(env_seed(seed, episode), episode, num_tasks)
+
+
+def _with_remainder(seed: int, number: int, divisor: int) -> int:
+    """The seed, changed by less than `divisor` so that its remainder is that of `number`."""
+    first = seed - seed % divisor
+    if first + divisor > 1 << 31:
+        first -= divisor
+    return first + number % divisor
 
 
 def episode_order(num_episodes: int, num_envs: int, num_scenes: int) -> NDArray[np.int64]:

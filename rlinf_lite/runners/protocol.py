@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.cards import EnvCard, Suite
 from rlinf_lite.config import Config
-from rlinf_lite.config.plan import episode_steps, observed
+from rlinf_lite.config.plan import episode_steps, kept_scenes, observed
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.registry import env_card, policy_card
@@ -89,6 +89,19 @@ def notes_of(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> l
     lines = [] if directory is None else list(policy_card(cfg.model.id).notes(directory, cfg.model, seen))
     if spec is not None and not spec.has_instruction and reads is not None and reads.has_instruction:
         lines.append(f'{cfg.model.id} reads an instruction, and {cfg.env.task} gives none: it is "" in every row')
+    return lines
+
+
+def notes_of_run(cfg: Config, spec: EnvSpec | None, reads: PolicyInputs | None) -> list[str]:
+    """`notes_of`, and a note on training environments that build another scene in most episodes."""
+    lines = notes_of(cfg, spec, reads)
+    num_scenes, num_envs = env_card(cfg.env.id).num_scenes(cfg.env.task), cfg.env.train.num_envs
+    if cfg.runner.task_type == "embodied" and kept_scenes(cfg) < num_scenes:
+        multiple = num_scenes * cfg.algorithm.group_size
+        lines.append(
+            f"{num_scenes} scenes cannot be divided evenly among env.train.num_envs={num_envs}, so that most "
+            f"episodes of training build another one first. Multiples of {multiple} can"
+        )
     return lines
 
 

@@ -126,7 +126,9 @@ class SFTRunner(SimulationRunner):
         self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
         begin(directory)
         with self.step_log.phase("collect"):
-            found = self._wait(self.env.collect_demonstrations(str(directory)), what="demonstrations")[0]
+            num_waves = -(-data.num_episodes // self.cfg.env.train.num_envs)
+            call = self.env.collect_demonstrations(str(directory))
+            found = self._wait(call, what="demonstrations", num_phases=num_waves)[0]
         complete(self.cfg, directory, self.spec, found, time.time() - started)
 
     def _report_decoding(self, what: str, done: int, total: int) -> None:

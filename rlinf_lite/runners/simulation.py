@@ -17,7 +17,7 @@ from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.registry import env_card
 from rlinf_lite.report.video import write_gif
 from rlinf_lite.runners.base import Runner
-from rlinf_lite.runners.protocol import notes_of, protocol_of
+from rlinf_lite.runners.protocol import notes_of_run, protocol_of
 from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
 from rlinf_lite.scheduler import WorkerGroup
@@ -79,7 +79,7 @@ class SimulationRunner(Runner):
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
 
     def _begin(self) -> None:
-        for line in notes_of(self.cfg, self.spec, self.reads):
+        for line in notes_of_run(self.cfg, self.spec, self.reads):
             self.progress.message(f"note: {line}")
         super()._begin()
 
@@ -90,7 +90,9 @@ class SimulationRunner(Runner):
         """
         with self.step_log.phase("eval"):
             self.update_rollout_weights()
-            results, policies = self._wait(self.env.evaluate(), self.rollout.evaluate(), what="evaluation")
+            num_waves = -(-self.cfg.env.eval.num_episodes // self.cfg.env.eval.num_envs)
+            calls = self.env.evaluate(), self.rollout.evaluate()
+            results, policies = self._wait(*calls, what="evaluation", num_phases=num_waves)
         episodes = [record for result in results for record in result["episodes"]]
         recorded = sorted((video for result in results for video in result["videos"]), key=lambda video: video.episode)
         if videos is not None and recorded:

@@ -61,12 +61,19 @@ class StopRequest:
             raise Stopped("the run is being stopped")
 
     def wait(
-        self, *handles: Handle, what: str, grace_s: float = 0.0, alone: bool = False, says_so: bool = False
+        self,
+        *handles: Handle,
+        what: str,
+        grace_s: float = 0.0,
+        alone: bool = False,
+        says_so: bool = False,
+        num_phases: int = 1,
     ) -> list[Any]:
         """Wait for calls, and return their results. If the run is asked to stop meanwhile, it waits `grace_s` longer
         and then raises Stopped. `alone`: leave failures of other calls to the next wait. `says_so`: log the unfinished
-        groups after 30 s and each time the wait has doubled; for waits outside steps."""
-        started, say_at = time.monotonic(), _SAY_AFTER_S
+        groups after 30 s and each time the wait has doubled; for waits outside steps. `num_phases`: number of phases
+        that the calls consist of, such as the waves of an evaluation; each may take `runner.phase_timeout_s`."""
+        started, say_at, limit_s = time.monotonic(), _SAY_AFTER_S, num_phases * self.limit_s
 
         def check() -> None:
             nonlocal say_at
@@ -74,9 +81,9 @@ class StopRequest:
             if says_so and (waited_s := time.monotonic() - started) >= say_at:
                 say_at = 2 * waited_s
                 if who := ", ".join(dict.fromkeys(handle.group.name for handle in handles if not handle.done())):
-                    log.warning("%s: %.0f s so far, not done: %s (limit: %g s)", what, waited_s, who, self.limit_s)
+                    log.warning("%s: %.0f s so far, not done: %s (limit: %g s)", what, waited_s, who, limit_s)
 
-        return wait_all(*handles, timeout_s=self.limit_s, what=what, check=check, alone=alone)
+        return wait_all(*handles, timeout_s=limit_s, what=what, check=check, alone=alone)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

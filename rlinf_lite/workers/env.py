@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from rlinf_lite.config import Config
+from rlinf_lite.config.plan import kept_scenes
 from rlinf_lite.envs import (
     ChunkedEnv,
     ChunkResult,
@@ -24,7 +25,6 @@ from rlinf_lite.envs import (
     VecEnv,
     balanced_seed,
     ensure_valid_env,
-    env_seed,
     episode_order,
     episode_seed,
     get_env_spec,
@@ -122,12 +122,14 @@ class EnvWorker(Worker):
     layout: Layout
     eval_layout: Layout
     num_chunks: int
+    num_scenes: int
     next_step: int
     stages: list[_Stage]
     eval_stages: list[_Stage]
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
+        self.num_scenes = kept_scenes(cfg)
         self.eval_stages = []
 
     def init(self, layout: Layout) -> EnvSpec:
@@ -162,7 +164,7 @@ class EnvWorker(Worker):
         for stage in self.stages:
             if not self.cfg.env.train.auto_reset:
                 with self.timer("reset"):
-                    stage.reset([episode_seed(seed, step) for seed in self._first_seeds(stage)])
+                    stage.reset([episode_seed(seed, step, self.num_scenes) for seed in self._first_seeds(stage)])
             stage.begin()
             self._send_obs(stage, stage.env_ids, step * self.num_chunks, tag=step)
         records: list[EpisodeRecord] = []
@@ -286,13 +288,18 @@ class EnvWorker(Worker):
 
     def _made(self, split: Literal["train", "eval"], num_envs: int) -> VecEnv:
         try:
-            return make_env(self.cfg.env, split, num_envs)
+            env = make_env(self.cfg.env, split, num_envs)
         except SystemExit as error:
             raise SimulatorError(self.cfg.env.id, error, range(num_envs)) from error
+        if split == "train" and isinstance(env, ChunkedEnv):
+            env.num_scenes = self.num_scenes
+        return env
 
     def _first_seeds(self, stage: _Stage) -> list[int]:
         group_size = self.cfg.algorithm.group_size
-        return [env_seed(self.cfg.runner.seed, int(env_id) // group_size) for env_id in stage.env_ids]
+        return [
+            balanced_seed(self.cfg.runner.seed, int(env_id) // group_size, self.num_scenes) for env_id in stage.env_ids
+        ]
 
     def _answers(self, stages: list[_Stage]) -> Iterator[tuple[_Stage, ChunkResult]]:
         """Step each stage as soon as all its rollout workers have sent their actions, until every stage is done."""

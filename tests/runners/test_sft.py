@@ -17,6 +17,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_demonstrations, read_provenance
 from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
+from rlinf_lite.scheduler.handle import wait_all
 from tests.data.lerobot_folders import put_in_order
 from tests.runners.conftest import read_metrics
 
@@ -69,6 +70,20 @@ def test_imitation_succeeds_and_reinforcement_learning_starts_there(start, start
     learner = start(*load, "actor.global_batch_size=48", config=CONFIG, small=SMALL, runner_class=EmbodiedRunner)
     assert learner.evaluate().headline() == result.last_eval.headline()
     learner.run()
+
+
+def test_collections_and_evaluations_have_the_limit_of_a_phase_for_each_of_their_waves(start_sft, monkeypatch):
+    limits = {}
+
+    def noting(*handles, timeout_s, what, **more):
+        limits[what] = timeout_s
+        return wait_all(*handles, timeout_s=timeout_s, what=what, **more)
+
+    monkeypatch.setattr("rlinf_lite.runners.stopping.wait_all", noting)
+    start_sft("runner.max_steps=1", "runner.val_check_interval=1", "env.eval.num_episodes=40").run()
+    assert limits["demonstrations"] == 13 * 60, "200 episodes in 16 environments"
+    assert limits["evaluation"] == 3 * 60, "40 episodes in 16 environments"
+    assert limits["environments to be built"] == 60
 
 
 def test_a_resumed_run_takes_the_same_demonstrations(start, start_sft):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord
 from rlinf_lite.envs.observations import take_rows
@@ -101,6 +102,29 @@ def test_a_run_of_evaluations_makes_no_environments_of_training():
         found.append(worker.evaluate()["episodes"])
     assert worker.stages is worker.eval_stages
     assert len(found[0]) == 8 and found[1] == found[0]
+
+
+@pytest.mark.parametrize(("num_scenes", "auto_reset"), [(4, True), (4, False), (3, True)])
+def test_rows_keep_their_scene_where_scenes_can_be_divided_evenly(monkeypatch, num_scenes, auto_reset):
+    monkeypatch.setattr(EnvCard, "num_scenes", lambda card, task: num_scenes)
+    worker = worker_of(8, "env.train.max_episode_steps=2", f"env.train.auto_reset={auto_reset}")
+    simulator = worker.stages[0].env.simulator
+    played = [set() for _ in range(8)]
+    reset = simulator.reset
+
+    def noting(rows, seeds):
+        for row, seed in zip(rows.tolist(), seeds, strict=True):
+            played[row].add(seed % num_scenes)
+        reset(rows, seeds)
+
+    monkeypatch.setattr(simulator, "reset", noting)
+    for step in range(6):
+        worker.answers = iter([0, 1] * 4)
+        worker.interact(step)
+    if 8 % num_scenes:
+        assert max(map(len, played)) > 1 and set.union(*played) == set(range(num_scenes))
+    else:
+        assert played == [{row % num_scenes} for row in range(8)]
 
 
 class Own:
