@@ -152,8 +152,8 @@ class RunnerConfig(Section):
     """On GPUs, use only operations that give the same bits every time, so that a run repeats and recovers bit for bit,
     as on CPUs. An operation without such a version raises an error."""
     phase_timeout_s: PositiveFloat = 1800.0
-    """Longest wait for any phase of a step, for each wave of an evaluation or of a collection of demonstrations, for a
-    message between workers, and for room on a full disk."""
+    """Longest wait for any phase of a step, for a wave of demonstrations, for a message between workers, and for room
+    on a full disk. An evaluation may take so long for each of its waves."""
     logger: LoggerConfig = LoggerConfig()
 
 

@@ -1,6 +1,7 @@
 """Supervised training on demonstrations: collect them once, then one optimizer update per step.
 
-env.collect_demonstrations()            # unless data.demos_dir holds a dataset
+for wave: env.collect_demonstrations()  # unless data.demos_dir holds a dataset
+env.finish_demonstrations()
 decode_frames()                         # once per dataset
 actor.open_demonstrations()
 for step: actor.run_sft(step)           # each rank reads its part of the batch from the decoded frames
@@ -25,7 +26,9 @@ from rlinf_lite.data.demonstrations import (
 )
 from rlinf_lite.data.lerobot.layout import is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
+from rlinf_lite.envs import episode_order
 from rlinf_lite.hub import local_path
+from rlinf_lite.registry import env_card
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
@@ -122,13 +125,15 @@ class SFTRunner(SimulationRunner):
         from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 
-        data, started = self.cfg.data, time.time()
+        data, env, started = self.cfg.data, self.cfg.env, time.time()
         self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
         begin(directory)
         with self.step_log.phase("collect"):
-            num_waves = -(-data.num_episodes // self.cfg.env.train.num_envs)
-            call = self.env.collect_demonstrations(str(directory))
-            found = self._wait(call, what="demonstrations", num_phases=num_waves)[0]
+            waves = episode_order(data.num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
+            # each worker goes on to the next wave by itself, and one that hangs is noticed after the limit of one wave
+            for call in [self.env.collect_demonstrations(str(directory), wave) for wave in waves]:
+                self._wait(call, what="demonstrations")
+            found = self._wait(self.env.finish_demonstrations(), what="demonstrations")[0]
         complete(self.cfg, directory, self.spec, found, time.time() - started)
 
     def _report_decoding(self, what: str, done: int, total: int) -> None:

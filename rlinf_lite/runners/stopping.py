@@ -71,8 +71,9 @@ class StopRequest:
     ) -> list[Any]:
         """Wait for calls, and return their results. If the run is asked to stop meanwhile, it waits `grace_s` longer
         and then raises Stopped. `alone`: leave failures of other calls to the next wait. `says_so`: log the unfinished
-        groups after 30 s and each time the wait has doubled; for waits outside steps. `num_phases`: number of phases
-        that the calls consist of, such as the waves of an evaluation; each may take `runner.phase_timeout_s`."""
+        groups after 30 s and each time the wait has doubled; for waits outside steps. `num_phases`: the limit is so
+        many times `runner.phase_timeout_s`; for calls of many phases whose workers wait for each other's messages, so
+        that one which hangs is noticed earlier."""
         started, say_at, limit_s = time.monotonic(), _SAY_AFTER_S, num_phases * self.limit_s
 
         def check() -> None:

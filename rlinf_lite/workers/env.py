@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -39,6 +39,9 @@ from rlinf_lite.threads import torch_threads
 from rlinf_lite.workers.layout import Layout, StagePiece
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage, StepResult
 from rlinf_lite.workers.recording import EpisodeRecorder
+
+if TYPE_CHECKING:
+    from rlinf_lite.workers.collecting import Collector
 
 log = logging.getLogger(__name__)
 
@@ -126,11 +129,14 @@ class EnvWorker(Worker):
     next_step: int
     stages: list[_Stage]
     eval_stages: list[_Stage]
+    collector: Collector | None
+    """Writer of demonstrations, from the first wave to the last."""
 
     def __init__(self, cfg: Config) -> None:
         self.cfg = cfg
         self.num_scenes = kept_scenes(cfg)
         self.eval_stages = []
+        self.collector = None
 
     def init(self, layout: Layout) -> EnvSpec:
         """Build the environments (those of training; in an evaluation run, of evaluation) and return their spec.
@@ -228,19 +234,23 @@ class EnvWorker(Worker):
         ids = stage.env_ids
         return np.where(ids < len(wave), wave[np.minimum(ids, len(wave) - 1)], self.cfg.env.eval.num_episodes + ids)
 
-    def collect_demonstrations(self, directory: str) -> dict[str, Any]:
-        """Let the expert play this worker's part of `data.num_episodes`, and write them into the dataset in
-        `directory`. Returns the episode records and the number of env steps."""
-        from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
+    def collect_demonstrations(self, directory: str, wave: np.ndarray) -> None:
+        """Let the expert play one episode in each of this worker's environments, and write them into the dataset in
+        `directory`. `wave`: the numbers of the episodes of all environments [num_envs]; see `episode_order`."""
+        if self.collector is None:
+            from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
 
-        first = self.stages[0]
-        collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
-        num_scenes = env_card(self.cfg.env.id).num_scenes(self.cfg.env.task)
-        for wave in episode_order(self.cfg.data.num_episodes, self.layout.num_envs, num_scenes):
-            for stage in self.stages:
-                self.check_abort("collecting demonstrations")
-                with stage.simulating():
-                    collector.play(stage.env, wave[stage.env_ids])
+            first = self.stages[0]
+            self.collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
+        for stage in self.stages:
+            self.check_abort("collecting demonstrations")
+            with stage.simulating():
+                self.collector.play(stage.env, wave[stage.env_ids])
+
+    def finish_demonstrations(self) -> dict[str, Any]:
+        """Finish this worker's part of the dataset. Returns the episode records and the number of env steps."""
+        assert self.collector is not None, "finish_demonstrations before collect_demonstrations"
+        collector, self.collector = self.collector, None
         return collector.finish()
 
     def state_dict(self) -> list[dict[str, Any]]:

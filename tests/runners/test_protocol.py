@@ -13,7 +13,7 @@ from rlinf_lite.envs.metaworld.tasks import MT10
 from rlinf_lite.metrics import summarize_episodes
 from rlinf_lite.models.base import PolicyInputs
 from rlinf_lite.registry import UnknownSuiteError, env_card, suite_overrides, suites
-from rlinf_lite.runners.protocol import notes_of, protocol_of, suite_of
+from rlinf_lite.runners.protocol import notes_of, notes_of_run, protocol_of, suite_of
 
 
 def test_an_instruction_that_the_policy_reads_and_nobody_gives_is_noted() -> None:
@@ -118,3 +118,15 @@ def test_groups_of_tasks_have_rows_of_their_own() -> None:
     assert content["mean_of_groups"] == 0.5 and content["total"]["success_once"] == pytest.approx(2 / 3)
     single = summarize_episodes(records[:1], "greedy", env_card("metaworld").task_groups)
     assert single.groups == (), "a group that is the whole says nothing"
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "group_size", "multiple"), [(64, 1, 10), (80, 1, None), (40, 8, 80), (80, 8, None)]
+)
+def test_environments_that_build_another_scene_in_most_episodes_are_noted(
+    num_envs: int, group_size: int, multiple: int | None
+) -> None:
+    sizes = [f"env.train.num_envs={num_envs}", f"algorithm.group_size={group_size}"]
+    found = notes_of_run(load_config("libero_ppo_oft", sizes, elsewhere=True), None, None)
+    scenes = [line for line in found if "10 scenes cannot be divided evenly" in line]
+    assert len(scenes) == (multiple is not None) and all(f"Multiples of {multiple} can" in line for line in scenes)
