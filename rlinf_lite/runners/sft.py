@@ -1,6 +1,7 @@
 """Supervised training on demonstrations: collect them once, then one optimizer update per step.
 
-for wave: env.collect_demonstrations()  # unless data.demos_dir holds a dataset
+env.begin_demonstrations()              # unless data.demos_dir holds a dataset
+for wave: env.collect_demonstrations()
 env.finish_demonstrations()
 decode_frames()                         # once per dataset
 actor.open_demonstrations()
@@ -131,9 +132,10 @@ class SFTRunner(SimulationRunner):
         with self.step_log.phase("collect"):
             waves = episode_order(data.num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
             # each worker goes on to the next wave by itself, and one that hangs is noticed after the limit of one wave
-            for call in [self.env.collect_demonstrations(str(directory), wave) for wave in waves]:
-                self._wait(call, what="demonstrations")
-            found = self._wait(self.env.finish_demonstrations(), what="demonstrations")[0]
+            calls = [self.env.begin_demonstrations(str(directory))]
+            calls += [self.env.collect_demonstrations(wave) for wave in waves]
+            for call in [*calls, self.env.finish_demonstrations()]:
+                found = self._wait(call, what="demonstrations")[0]
         complete(self.cfg, directory, self.spec, found, time.time() - started)
 
     def _report_decoding(self, what: str, done: int, total: int) -> None:

@@ -234,14 +234,17 @@ class EnvWorker(Worker):
         ids = stage.env_ids
         return np.where(ids < len(wave), wave[np.minimum(ids, len(wave) - 1)], self.cfg.env.eval.num_episodes + ids)
 
-    def collect_demonstrations(self, directory: str, wave: np.ndarray) -> None:
-        """Let the expert play one episode in each of this worker's environments, and write them into the dataset in
-        `directory`. `wave`: the numbers of the episodes of all environments [num_envs]; see `episode_order`."""
-        if self.collector is None:
-            from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
+    def begin_demonstrations(self, directory: str) -> None:
+        """Begin this worker's part of the dataset in `directory`, and forget that of an interrupted collection."""
+        from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
 
-            first = self.stages[0]
-            self.collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
+        first = self.stages[0]
+        self.collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
+
+    def collect_demonstrations(self, wave: np.ndarray) -> None:
+        """Let the expert play one episode in each of this worker's environments, and write them. `wave`: the numbers of
+        the episodes of all environments [num_envs]; see `episode_order`."""
+        assert self.collector is not None, "collect_demonstrations before begin_demonstrations"
         for stage in self.stages:
             self.check_abort("collecting demonstrations")
             with stage.simulating():
@@ -249,7 +252,7 @@ class EnvWorker(Worker):
 
     def finish_demonstrations(self) -> dict[str, Any]:
         """Finish this worker's part of the dataset. Returns the episode records and the number of env steps."""
-        assert self.collector is not None, "finish_demonstrations before collect_demonstrations"
+        assert self.collector is not None, "finish_demonstrations before begin_demonstrations"
         collector, self.collector = self.collector, None
         return collector.finish()
 

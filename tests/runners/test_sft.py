@@ -82,7 +82,7 @@ def test_waves_of_demonstrations_and_of_evaluations_have_the_limit_of_a_phase_ea
     monkeypatch.setattr("rlinf_lite.runners.stopping.wait_all", noting)
     start_sft("runner.max_steps=1", "runner.val_check_interval=1", "env.eval.num_episodes=40").run()
     waves = 13  # 200 episodes in 16 environments
-    assert [limit for what, limit in limits if what == "demonstrations"] == [60] * (waves + 1)
+    assert [limit for what, limit in limits if what == "demonstrations"] == [60] * (waves + 2)  # begin and finish
     assert {limit for what, limit in limits if what == "evaluation"} == {3 * 60}, "40 episodes in 16 environments"
     assert {limit for what, limit in limits if what not in ("demonstrations", "evaluation")} == {60}
 
