@@ -141,6 +141,16 @@ class LossNeeds:
 
 
 @dataclass(frozen=True)
+class OffPolicyNeeds:
+    """Needs of off-policy losses, declared when they are registered; `True`: they need that."""
+
+    imitation: bool = False
+    """The policy's imitation loss on the batch (`Policy.sft_loss`)."""
+    policy_values: bool = False
+    """In the critics' loss, values of the policy's own actions in the transitions' observations."""
+
+
+@dataclass(frozen=True)
 class StrategyNeeds:
     """Needs of a training strategy, declared when it is registered; `True`: it needs that."""
 

@@ -38,7 +38,8 @@ def train(cfg: Config | ReasoningConfig) -> RunResult:
     if kind == "eval":
         text = "is eval, which trains nothing: rlinf_lite.evaluate(cfg). Set it to embodied, with sizes of training"
         raise ConfigError(cfg.runner.run_name or "NAME", [f"runner.task_type: {text}"])
-    if kind == "sft":
+    demonstrated = isinstance(cfg, Config) and kind == "off_policy" and cfg.replay.shares.get("demonstrations")
+    if kind == "sft" or demonstrated:
         from rlinf_lite.data.demonstrations import check_demonstrations  # needs the extra `data`
 
         assert isinstance(cfg, Config)
@@ -101,7 +102,9 @@ def _launch(
     claim: RunClaim | None,
 ) -> Runner:
     """Launch the groups and return the runner that drives them, ready to run; without a claim, ready to evaluate."""
-    kind = "eval" if claim is None else "sft" if cfg.runner.task_type == "sft" else cfg.runner.mode
+    kind = "eval" if claim is None else cfg.runner.task_type
+    if kind in ("embodied", "reasoning"):
+        kind = cfg.runner.mode
     runner: Runner
     if isinstance(cfg, ReasoningConfig):
         from rlinf_lite.workers.reasoning import launch_roles  # either kind of run does without the other's workers
@@ -111,13 +114,18 @@ def _launch(
         of_text = runners.AsyncReasoningRunner if kind == "async" else runners.ReasoningRunner
         runner = of_text(cfg, problems, **roles, supervisor=supervisor, claim=claim)
     else:
+        from_replay = kind == "off_policy"
         groups = cluster.launch(
             placement,
-            actor=workers.EmbodiedFSDPActor.create_group(cfg),
-            rollout=workers.MultiStepRolloutWorker.create_group(cfg),
+            actor=(workers.OffPolicyActor if from_replay else workers.EmbodiedFSDPActor).create_group(cfg),
+            rollout=(workers.ReplayRolloutWorker if from_replay else workers.MultiStepRolloutWorker).create_group(cfg),
             env=workers.EnvWorker.create_group(cfg),
         )
-        others = {"sft": runners.SFTRunner, "async": runners.AsyncEmbodiedRunner}
+        others = {
+            "sft": runners.SFTRunner,
+            "off_policy": runners.OffPolicyRunner,
+            "async": runners.AsyncEmbodiedRunner,
+        }
         in_simulator = others.get(kind, runners.EmbodiedRunner)
         runner = in_simulator(cfg, **groups, supervisor=supervisor, claim=claim)
     runner.init_workers()

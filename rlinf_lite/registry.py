@@ -15,7 +15,17 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from rlinf_lite.cards import Card, EnvCard, EstimatorNeeds, LossNeeds, PolicyCard, Problem, StrategyNeeds, Suite
+from rlinf_lite.cards import (
+    Card,
+    EnvCard,
+    EstimatorNeeds,
+    LossNeeds,
+    OffPolicyNeeds,
+    PolicyCard,
+    Problem,
+    StrategyNeeds,
+    Suite,
+)
 from rlinf_lite.lazy import imports_without_gc
 
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -289,6 +299,7 @@ POLICIES = Registry(
     UnknownPolicyError,
     {
         "mlp_gaussian": "rlinf_lite.models.mlp.card:MLP",
+        "gaussian_actor": "rlinf_lite.models.gaussian_actor.card:GaussianActorCard",
         "openvla": "rlinf_lite.models.vla.card:OpenVLA",
         "pi0": "rlinf_lite.models.flow.card:Pi0",
         "pi05": "rlinf_lite.models.flow.card:Pi05",
@@ -329,6 +340,15 @@ LOSSES = Registry(
         ),
     },
 )
+OFF_POLICY = Registry(
+    "off_policy.algorithm",
+    "pkg.module:losses",
+    UnknownAlgorithmError,
+    {
+        "sac": Entry("rlinf_lite.algorithms.off_policy:sac", OffPolicyNeeds()),
+        "td3_bc": Entry("rlinf_lite.algorithms.off_policy:td3_bc", OffPolicyNeeds(imitation=True, policy_values=True)),
+    },
+)
 STRATEGIES = Registry(
     "actor.strategy",
     "pkg.module:Class",
@@ -349,7 +369,9 @@ _TRIAL = "rlinf_lite.envs.trial:problems_of"
 POLICY = "rlinf_lite.models.base:Policy"
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
-REGISTRIES = {registry.key: registry for registry in (ESTIMATORS, LOSSES, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)}
+REGISTRIES = {
+    registry.key: registry for registry in (ESTIMATORS, LOSSES, OFF_POLICY, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)
+}
 """By the key that names their parts."""
 
 
@@ -421,6 +443,12 @@ def strategy_needs(name: str) -> StrategyNeeds:
     """What `actor.strategy` needs. Raises UnknownStrategyError, PartImportError."""
     needs = STRATEGIES.needs(name)
     return StrategyNeeds() if needs is None else needs
+
+
+def off_policy_needs(name: str) -> OffPolicyNeeds:
+    """What `off_policy.algorithm` needs. Raises UnknownAlgorithmError, PartImportError."""
+    needs = OFF_POLICY.needs(name)
+    return OffPolicyNeeds() if needs is None else needs
 
 
 def loss_needs(name: str) -> LossNeeds:

@@ -19,7 +19,13 @@ COMPONENTS = ("actor", "rollout", "env")
 """The components of a run in a simulator."""
 ROLES = ("actor", "rollout", "reference", "critic", "reward")
 """The roles that a reasoning run may have."""
-SHARING = {"embodied": ("actor", "rollout"), "sft": (), "eval": ("actor", "rollout"), "reasoning": ROLES}
+SHARING = {
+    "embodied": ("actor", "rollout"),
+    "off_policy": (),
+    "sft": (),
+    "eval": ("actor", "rollout"),
+    "reasoning": ROLES,
+}
 """Roles that may share a process, by kind of run. Environments may not: their processes do not load torch."""
 
 MAX_FILE_NAME = 255

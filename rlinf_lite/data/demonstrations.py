@@ -69,6 +69,10 @@ class Demonstrations:
         found: np.ndarray = np.searchsorted(self._before, indices, side="right") - 1
         return found
 
+    def first_frames(self, indices: np.ndarray) -> np.ndarray:
+        """The frames at the beginning of chunks, int64 [n]."""
+        return self._rows(indices)[0]
+
     def mask(self, indices: np.ndarray) -> np.ndarray:
         """The actions of chunks that are inside their episode, bool [n, C]."""
         rows, end = self._rows(indices)

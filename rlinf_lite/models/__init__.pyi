@@ -15,6 +15,7 @@ from .bases import TokenPolicy as TokenPolicy
 from .bases import VelocityPolicy as VelocityPolicy
 from .check import check_policy as check_policy
 from .flow.sampler import Sampler as Sampler
+from .gaussian_actor.policy import GaussianActor as GaussianActor
 from .heads import CategoricalTokens as CategoricalTokens
 from .heads import Gaussian as Gaussian
 from .mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy

@@ -202,7 +202,7 @@ class Runner(ABC):
             for source, target in self._flows():
                 source.feeds(target)
             self.supervisor.begin(str(self.run_dir), self.completed_steps, self.total_steps)
-        if self.cfg.runner.task_type != "sft":
+        if self.cfg.runner.task_type in ("embodied", "reasoning"):
             recomputed, why = recomputed_logprobs(self.cfg)
             which = "the actor's, computed before updates" if recomputed else "those of acting"
             self.progress.message(f"log-probabilities that ratios begin with: {which} ({why})")

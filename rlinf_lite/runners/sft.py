@@ -20,21 +20,14 @@ from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
     beyond_bounds,
-    decode_frames,
-    open_dataset,
     read_provenance,
     stride_of,
 )
-from rlinf_lite.data.lerobot.layout import is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
-from rlinf_lite.envs import episode_order
-from rlinf_lite.hub import local_path
-from rlinf_lite.registry import env_card
 from rlinf_lite.runners.simulation import SimulationRunner
 
 PRINT_INTERVAL_S = 1.0
 """Steps may take milliseconds: progress is shown no more often than this; metrics are logged for every step."""
-DECODING_INTERVAL_S = 5.0
 
 
 class SFTRunner(SimulationRunner):
@@ -48,12 +41,9 @@ class SFTRunner(SimulationRunner):
 
     def prepare(self) -> None:
         """Collect the demonstrations if they are not on disk, decode them, and open them in the actors."""
-        cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
-        directory = self.run_dir / "demos" if demos_dir is None else Path(local_path(demos_dir))
-        if cfg.data.source == "expert" and not is_dataset(directory):
-            self._collect(directory)
-        dataset = open_dataset(cfg, directory, self.spec)
-        frames = decode_frames(cfg, dataset, self.spec, self._report_decoding)
+        cfg = self.cfg
+        dataset, frames = self._demonstrations()
+        directory = dataset.directory
         chunks, info = Demonstrations(frames, cfg.model.num_action_chunks, stride_of(cfg)), dataset.info
         had: dict[str, float] = {"num_episodes": info.num_episodes, "num_env_steps": info.num_frames}
         if cfg.data.source == "expert":
@@ -120,25 +110,3 @@ class SFTRunner(SimulationRunner):
         if time.monotonic() - self._shown >= PRINT_INTERVAL_S or self.completed_steps == self.total_steps:
             self._shown = time.monotonic()
             self.progress.update(self.completed_steps, metrics)
-
-    def _collect(self, directory: Path) -> None:
-        # imported here because they need the extra `data`, which runs on existing demonstrations do not need
-        from rlinf_lite.data.lerobot.writer import begin
-        from rlinf_lite.workers.collecting import complete
-
-        data, env, started = self.cfg.data, self.cfg.env, time.time()
-        self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
-        begin(directory)
-        with self.step_log.phase("collect"):
-            waves = episode_order(data.num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
-            # each worker goes on to the next wave by itself, and one that hangs is noticed after the limit of one wave
-            calls = [self.env.begin_demonstrations(str(directory))]
-            calls += [self.env.collect_demonstrations(wave) for wave in waves]
-            for call in [*calls, self.env.finish_demonstrations()]:
-                found = self._wait(call, what="demonstrations")[0]
-        complete(self.cfg, directory, self.spec, found, time.time() - started)
-
-    def _report_decoding(self, what: str, done: int, total: int) -> None:
-        if time.monotonic() - self._shown >= DECODING_INTERVAL_S:
-            self._shown = time.monotonic()
-            self.progress.message(f"decoding {what}: {done:,} of {total:,}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.schema import BaseConfig
-from rlinf_lite.envs import EnvSpec
+from rlinf_lite.data.lerobot.layout import is_dataset
+from rlinf_lite.envs import EnvSpec, episode_order
+from rlinf_lite.hub import local_path
 from rlinf_lite.metrics import EvalSummary, summarize_episodes
 from rlinf_lite.registry import env_card
 from rlinf_lite.report.video import write_gif
@@ -20,14 +24,16 @@ from rlinf_lite.runners.base import Runner
 from rlinf_lite.runners.protocol import notes_of_run, protocol_of
 from rlinf_lite.runners.run_config import CONFIG, changes_episodes, read_config
 from rlinf_lite.runners.run_paths import RunClaim
-from rlinf_lite.scheduler import WorkerGroup
+from rlinf_lite.scheduler import Handle, WorkerGroup
 from rlinf_lite.workers.layout import Layout
 
 if TYPE_CHECKING:
     from rlinf_lite.control import Supervisor
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
     from rlinf_lite.models.base import PolicyInputs
 
 log = logging.getLogger(__name__)
+DECODING_INTERVAL_S = 5.0
 
 
 class SimulationRunner(Runner):
@@ -39,6 +45,7 @@ class SimulationRunner(Runner):
     reads: PolicyInputs | None
     """The inputs that the policy reads."""
     env_steps: int
+    _decoding_shown = -math.inf
 
     def __init__(
         self,
@@ -70,13 +77,17 @@ class SimulationRunner(Runner):
             actor_nodes=tuple(member.node.rank for member in self.actor.members),
         )
         self.spec = self._wait(self.env.init(self.layout), what="environments to be built", says_so=True)[0][0]
-        actor = self.actor.init(self.layout, self.spec, self.total_steps)  # before the rollout workers
+        actor = self._init_actor()  # before the rollout workers
         rollout = self.rollout.init(self.layout, self.spec)
         [self._num_parameters, *_], [self.reads, *_] = self._wait(
             actor, rollout, what="policies to be built", says_so=True
         )
         self._resume()
         log.info("policy of %s parameters; %s", f"{self._num_parameters:,}", self.spec)
+
+    def _init_actor(self) -> Handle:
+        """Have the actors build what they train."""
+        return self.actor.init(self.layout, self.spec, self.total_steps)
 
     def _begin(self) -> None:
         for line in notes_of_run(self.cfg, self.spec, self.reads):
@@ -102,6 +113,39 @@ class SimulationRunner(Runner):
         tasks = (record.task_id for record in episodes)
         protocol = protocol_of(self.cfg, tasks, results[0]["played"], policies[0], self.spec, self.reads)
         return summarize_episodes(episodes, self.cfg.env.eval.mode, groups, protocol)
+
+    def _demonstrations(self) -> tuple[LeRobotDataset, Path]:
+        """The dataset of demonstrations that `data` names, collected if it is not on disk, and the directory of its
+        decoded frames."""
+        from rlinf_lite.data.demonstrations import decode_frames, open_dataset  # needs the extra `data`
+
+        cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
+        directory = self.run_dir / "demos" if demos_dir is None else Path(local_path(demos_dir))
+        if cfg.data.source == "expert" and not is_dataset(directory):
+            self._collect(directory)
+        dataset = open_dataset(cfg, directory, self.spec)
+        return dataset, decode_frames(cfg, dataset, self.spec, self._report_decoding)
+
+    def _collect(self, directory: Path) -> None:
+        from rlinf_lite.data.lerobot.writer import begin
+        from rlinf_lite.workers.collecting import complete
+
+        data, env, started = self.cfg.data, self.cfg.env, time.time()
+        self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
+        begin(directory)
+        with self.step_log.phase("collect"):
+            waves = episode_order(data.num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
+            # each worker goes on to the next wave by itself, and one that hangs is noticed after the limit of one wave
+            calls = [self.env.begin_demonstrations(str(directory))]
+            calls += [self.env.collect_demonstrations(wave) for wave in waves]
+            for call in [*calls, self.env.finish_demonstrations()]:
+                found = self._wait(call, what="demonstrations")[0]
+        complete(self.cfg, directory, self.spec, found, time.time() - started)
+
+    def _report_decoding(self, what: str, done: int, total: int) -> None:
+        if time.monotonic() - self._decoding_shown >= DECODING_INTERVAL_S:
+            self._decoding_shown = time.monotonic()
+            self.progress.message(f"decoding {what}: {done:,} of {total:,}")
 
     def _state(self) -> dict[str, Any]:
         return {**super()._state(), "env_steps": self.env_steps}

@@ -340,6 +340,10 @@ class EnvWorker(Worker):
         tag: int | None = None,
     ) -> None:
         """Send each rollout worker its rows, with the results of their last chunk; `tag` is the training step."""
+        success = np.full(len(stage.env_ids), -1, np.int8)
+        for record in () if result is None else result.episodes:
+            if record.success_once is not None:
+                success[record.env_id] = record.success_once
         for piece in stage.pieces:
             rows, answer = slice(piece.start, piece.stop), None
             if result is not None:
@@ -349,7 +353,7 @@ class EnvWorker(Worker):
                     inside = np.flatnonzero((ended >= piece.start) & (ended < piece.stop))
                     final_rows, final_obs = ended[inside] - piece.start, take_rows(obs_of_ended, inside)
                 played = (result.rewards[rows], result.terminated[rows], result.truncated[rows], result.executed[rows])
-                answer = StepResult(*played, final_rows, final_obs)
+                answer = StepResult(*played, success[rows], final_rows, final_obs)
             obs = take_rows(stage.obs, rows)
             message = ObsMessage(stage.index, piece.start, stage.t, obs, noise_ids[rows], decision, answer, last)
             self.send(message, "rollout", piece.rollout_rank, tag)

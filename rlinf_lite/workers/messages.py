@@ -11,12 +11,14 @@ import numpy as np
 @dataclass
 class StepResult:
     """The result of one chunk in B rows; arrays are [B, C]. `final_obs`: the last observations of the episodes that
-    ended, in the rows `final_rows`."""
+    ended, in the rows `final_rows`. `success` int8 [B]: 1 or 0 where an episode ended with or without success, -1
+    elsewhere, and where the environment knows neither."""
 
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     executed: np.ndarray
+    success: np.ndarray
     final_rows: np.ndarray
     final_obs: dict[str, Any] | None
 

@@ -96,9 +96,7 @@ class MultiStepRolloutWorker(Worker):
         workers may play several; None: any.
         """
         tag = ... if step is None else step
-        builders = {
-            key: TrajectoryBuilder(env_ids, self.num_chunks) for key, env_ids in self._pieces(self.layout).items()
-        }
+        builders = {key: self._builder(env_ids) for key, env_ids in self._pieces(self.layout).items()}
         unfinished = set(builders)
         with self.weights.loaded(), self._gives_back():
             while unfinished:
@@ -144,6 +142,10 @@ class MultiStepRolloutWorker(Worker):
     def take_statistics(self, statistics: dict[str, Statistics]) -> None:
         """Normalise by the statistics that the actor's policy took from the demonstrations."""
         self.policy.take_statistics(statistics)
+
+    def _builder(self, env_ids: np.ndarray) -> Any:
+        """What collects the decisions of rows that are served together, for `_serve`."""
+        return TrajectoryBuilder(env_ids, self.num_chunks)
 
     def _pieces(self, layout: Layout) -> dict[tuple[int, int, int], np.ndarray]:
         """The ids of the environments that this worker serves, by (env rank, stage, first row)."""

@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 from rlinf_lite.cards import Problem
 
-Kind = Literal["embodied", "sft", "eval", "reasoning"]
-SIMULATED: tuple[Kind, ...] = ("embodied", "sft", "eval")
-TRAINED: tuple[Kind, ...] = ("embodied", "sft")
+Kind = Literal["embodied", "off_policy", "sft", "eval", "reasoning"]
+SIMULATED: tuple[Kind, ...] = ("embodied", "off_policy", "sft", "eval")
+TRAINED: tuple[Kind, ...] = ("embodied", "off_policy", "sft")
 """The kinds of runs in simulators that train."""
+PLAYED: tuple[Kind, ...] = ("embodied", "off_policy")
+"""The kinds of runs in simulators that learn from what they play."""
 REINFORCED: tuple[Kind, ...] = ("embodied", "reasoning")
-ALL: tuple[Kind, ...] = ("embodied", "sft", "eval", "reasoning")
+ALL: tuple[Kind, ...] = ("embodied", "off_policy", "sft", "eval", "reasoning")
 
 Rule = Callable[[Any, Any], Iterator[Problem]]
 """A rule, called as `rule(config, plan)`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import needs_of
 from rlinf_lite.config.plan import Plan, episode_steps
-from rlinf_lite.config.rules import SIMULATED, TRAINED, largest_divisor, near_multiples, quotient, rule
+from rlinf_lite.config.rules import PLAYED, SIMULATED, TRAINED, largest_divisor, near_multiples, quotient, rule
 from rlinf_lite.config.schema import Config
 
 _ENVS = "env.train.num_envs"
@@ -35,7 +35,7 @@ def _whole_groups(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem("algorithm.group_size", f"{text}. {advice}")
 
 
-@rule(_ENVS, kinds=("embodied",))
+@rule(_ENVS, kinds=PLAYED)
 def _trajectories_split_over_actors(config: Config, plan: Plan) -> Iterator[Problem]:
     num_envs, actors = config.env.train.num_envs, plan.size("actor")
     if actors and num_envs % actors:
@@ -85,7 +85,7 @@ def _chunks_fit_episodes(config: Config, plan: Plan) -> Iterator[Problem]:
     if limit is not None and chunk > limit:
         text = f"a chunk of {chunk} actions is longer than an episode of {limit} env steps. Use {limit} or less"
         yield Problem("model.num_action_chunks", text)
-    if plan.num_chunks is None and config.runner.task_type == "embodied":
+    if plan.num_chunks is None and config.runner.task_type in PLAYED:
         text = f"null means one whole episode, and how long {config.env.task} lasts is not known before its simulator"
         yield Problem("rollout.num_chunks", f"{text} starts. Set it, or env.train.max_episode_steps")
 

@@ -24,9 +24,10 @@ from rlinf_lite.data.lerobot.layout import INFO, SUBTASKS, LeRobotError, read_te
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
 
-FORMAT = 3
+FORMAT = 4
 """Version of the format of decoded frames, and of the checks before decoding."""
 _CONTENTS = "contents.json"
+_REWARD = "next.reward"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class Keys:
 
 class Frames:
     """Decoded frames. `images` uint8 [N, H, W, 3] by camera, `state` and `actions` float32 [N, D], `task` int32 [N] (an
-    index into `tasks`), `episodes` int64 [E, 2]: first frame and length. All are mapped, `state` may be None."""
+    index into `tasks`), `episodes` int64 [E, 2]: first frame and length, `rewards` float32 [N], `successes` bool [E].
+    All are mapped; `state` and `rewards` may be None."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -69,8 +71,9 @@ class Frames:
             """Notes on files that were read although they deviate from what they state, one line each."""
             self.images = {camera: _mapped(directory / file) for camera, file in content["cameras"].items()}
             self.state = _mapped(directory / "state.npy") if content["has_state"] else None
-            self.actions, self.task, self.episodes = (
-                _mapped(directory / f"{name}.npy") for name in ("actions", "task", "episodes")
+            self.rewards = _mapped(directory / "rewards.npy") if content["has_rewards"] else None
+            self.actions, self.task, self.episodes, self.successes = (
+                _mapped(directory / f"{name}.npy") for name in ("actions", "task", "episodes", "successes")
             )
         except (OSError, ValueError, KeyError) as error:
             raise LeRobotError(
@@ -156,6 +159,8 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     task = _new(partial / "task.npy", np.int32, (total,))
     episodes = np.array([(episode.first_frame, episode.length) for episode in dataset.episodes], np.int64)
     np.save(partial / "episodes.npy", episodes)
+    has_rewards = _REWARD in info.features and info.features[_REWARD].width == 1
+    rewards = _new(partial / "rewards.npy", np.float32, (total,)) if has_rewards else None
 
     files = {camera: f"images_{i}.npy" for i, camera in enumerate(keys.cameras)}
     images = {
@@ -165,12 +170,15 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     in_table = [key for key in keys.cameras.values() if info.features[key].dtype == "image"]
     sentences = {SUBTASKS} & set(keys.features)
     wanted = dict.fromkeys([keys.action, *([keys.state] if keys.state else []), "task_index", *in_table, *sentences])
+    wanted |= {_REWARD: None} if has_rewards else {}
     numbers: dict[str, int] = {}  # by subtask
     for first, columns in dataset.rows(list(wanted)):
         rows = slice(first, first + len(columns["task_index"]))
         actions[rows], task[rows] = _ordered(columns[keys.action], keys, "action"), columns["task_index"][:, 0]
         if sentences:
             task[rows] = [numbers.setdefault(text, len(numbers)) for text in columns[SUBTASKS]]
+        if rewards is not None:
+            rewards[rows] = columns[_REWARD][:, 0]
         if state is not None and keys.state is not None:
             state[rows] = _ordered(columns[keys.state], keys, "state")
         for camera, key in keys.cameras.items():
@@ -192,11 +200,20 @@ def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[
     _check_finite(dataset, actions, found["action"], keys.action, keys.order.get("action"))
     if state is not None and keys.state is not None:
         _check_finite(dataset, state, found["state"], keys.state, keys.order.get("state"))
+    if rewards is not None and not np.isfinite(rewards).all():
+        frame = int(np.flatnonzero(~np.isfinite(rewards))[0])
+        raise LeRobotError(f"{dataset.directory}: {_REWARD} is {rewards[frame]} in frame {frame}")
+    successes = dataset.successes()
+    if successes is None:  # made elsewhere: by the last reward, if there are rewards
+        last = episodes.sum(1) - 1
+        successes = np.ones(len(episodes), bool) if rewards is None else np.asarray(rewards[last]) > 0
+    np.save(partial / "successes.npy", successes)
     tasks = tasks if keys.instruction else [""] * len(tasks)
     content = {
         "tasks": tasks,
         "cameras": files,
         "has_state": state is not None,
+        "has_rewards": has_rewards,
         "statistics": found,
         "notes": dataset.notes,
     }

@@ -94,11 +94,17 @@ class LeRobotDataset:
 
     def num_failures(self) -> int:
         """The number of episodes whose `success` in meta/episodes is false; only our own datasets have that column."""
-        failed = 0
+        successes = self.successes()
+        return 0 if successes is None else int((~successes).sum())
+
+    def successes(self) -> NDArray[np.bool_] | None:
+        """`success` of every episode in meta/episodes, bool [E]; None: there is no such column."""
+        found: list[bool] = []
         for file in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
-            if "success" in pq.read_schema(file).names:
-                failed += pq.read_table(file, columns=["success"])["success"].to_pylist().count(False)
-        return failed
+            if "success" not in pq.read_schema(file).names:
+                return None
+            found += [value is not False for value in pq.read_table(file, columns=["success"])["success"].to_pylist()]
+        return np.array(found, bool) if len(found) == len(self.episodes) else None
 
     def rows(self, keys: Sequence[str]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
         """The rows of the tables, in order, as (number of the first frame, values by feature): [n, D] for numbers,

@@ -1,0 +1,1 @@
+"""A tanh-Gaussian policy for off-policy learning."""

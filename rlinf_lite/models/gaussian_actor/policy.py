@@ -1,0 +1,148 @@
+"""A tanh-Gaussian policy, whose mean and standard deviation depend on the observation: the actor of SAC."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
+from rlinf_lite.models.critics import PICTURE, Encoder
+from rlinf_lite.models.gaussian_actor.card import GaussianActorCard
+from rlinf_lite.models.pictures import resized
+from rlinf_lite.models.sampling import normal_noise
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import ModelConfig
+    from rlinf_lite.envs import EnvSpec
+
+_LOG_STD = (-20.0, 2.0)
+_EPSILON = 1e-6  # in the logarithm of tanh's slope, as Stable-Baselines3 has it
+
+
+class GaussianActor(Policy):
+    """Normalised actions tanh(mean + std * noise), which map onto the environment's bounds; layers, initial weights and
+    log-probabilities are those of Stable-Baselines3's SAC."""
+
+    policy_id, card = "gaussian_actor", GaussianActorCard
+
+    def __init__(
+        self,
+        state_dim: int,
+        cameras: Mapping[str, Sequence[int]],
+        action_low: list[float],
+        action_high: list[float],
+        num_action_chunks: int = 1,
+        hidden_sizes: Sequence[int] = (256, 256),
+    ) -> None:
+        super().__init__()
+        self._config: dict[str, Any] = {
+            "state_dim": state_dim,
+            "cameras": {camera: list(size) for camera, size in cameras.items()},
+            "action_low": list(action_low),
+            "action_high": list(action_high),
+            "num_action_chunks": num_action_chunks,
+            "hidden_sizes": list(hidden_sizes),
+        }
+        self.num_action_chunks, self.action_dim = num_action_chunks, len(action_low)
+        low, high = torch.tensor(action_low), torch.tensor(action_high)
+        self._offset, self._scale = (high + low) / 2, (high - low) / 2  # kept in config.json, not in the weights
+        self.encoder = Encoder(state_dim, cameras)
+        layers, width = list[nn.Module](), self.encoder.size
+        for size in hidden_sizes:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        self.trunk = nn.Sequential(*layers)
+        self.mean = nn.Linear(width, num_action_chunks * self.action_dim)
+        self.log_std = nn.Linear(width, num_action_chunks * self.action_dim)
+
+    @classmethod
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
+        return cls(
+            spec.state_dim or 0,
+            spec.cameras,
+            spec.action_low,
+            spec.action_high,
+            cfg.num_action_chunks,
+            cfg.options.hidden_sizes,
+        )
+
+    def config_dict(self) -> dict[str, Any]:
+        return dict(self._config)
+
+    @classmethod
+    def from_config_dict(cls, config: dict[str, Any]) -> Self:
+        return cls(**{name: value for name, value in config.items() if name != "policy_id"})
+
+    def check_env_spec(self, spec: EnvSpec) -> None:
+        if (spec.state_dim or 0) != self._config["state_dim"]:
+            raise ValueError(
+                f"the policy reads {self._config['state_dim']} state numbers, and there are {spec.state_dim}"
+            )
+        if missing := [camera for camera in self._config["cameras"] if camera not in spec.cameras]:
+            raise ValueError(f"the policy looks through {', '.join(missing)}, which the environment has not")
+
+    def reads(self) -> PolicyInputs:
+        cameras = {camera: (size[0], size[1]) for camera, size in self._config["cameras"].items()}
+        return PolicyInputs(cameras, self._config["state_dim"])
+
+    def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
+        inputs = {name: x.to(self.mean.weight.device) for name, x in self.sft_inputs(obs).items()}
+        mean, log_std = self._distribution(inputs)
+        if mode == "greedy":
+            noise = torch.zeros_like(mean)
+        else:
+            num_rows = len(mean)
+            drawn = normal_noise(row_noise_keys(obs, num_rows), self.num_action_chunks * self.action_dim)
+            noise = torch.from_numpy(drawn).view(mean.shape).to(mean.device)
+        actions, logprobs = _squashed(mean, log_std, noise)
+        kept = {**inputs, "before_tanh": mean + log_std.exp() * noise} if mode == "train" else {}
+        in_bounds = self._offset + self._scale * actions.float().cpu()
+        return ActionOutput(in_bounds, logprobs, mean.new_zeros(len(mean), 1), kept)
+
+    def sample_with_logprob(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised actions [b, C, D] with gradients, from standard normal `noise` [b, C, D], and their
+        log-probabilities [b, C, D]. `inputs`: those of `sft_inputs`."""
+        return _squashed(*self._distribution(inputs), noise)
+
+    def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
+        raise NotImplementedError("gaussian_actor has no value of an observation")
+
+    def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
+        mean, log_std = self._distribution(forward_inputs)
+        noise = (forward_inputs["before_tanh"] - mean) * (-log_std).exp()
+        _, logprobs = _squashed(mean, log_std, noise)
+        return PolicyOutput(logprobs, -logprobs, mean.new_zeros(len(mean), 1))
+
+    def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        inputs: dict[str, Tensor] = {}
+        if self._config["state_dim"]:
+            inputs["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
+        for camera, (height, width) in self._config["cameras"].items():
+            pictures = torch.from_numpy(np.ascontiguousarray(obs["images"][camera]))
+            inputs[PICTURE + camera] = resized(pictures, (height, width))
+        return inputs
+
+    def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """Squared error of the most likely action, in normalised actions."""
+        offset, scale = self._offset.to(self.mean.weight.device), self._scale.to(self.mean.weight.device)
+        mean, _ = self._distribution(batch)
+        wanted = ((batch["actions"].float() - offset) / scale).clamp(-1.0, 1.0)
+        error, mask = (torch.tanh(mean) - wanted).square().mean(-1), batch["mask"]
+        return (error * mask).sum() / mask.sum().clamp(min=1)
+
+    def _distribution(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation [b, C, D] before tanh."""
+        hidden = self.trunk(self.encoder(inputs))
+        shape = (-1, self.num_action_chunks, self.action_dim)
+        return self.mean(hidden).float().view(shape), self.log_std(hidden).float().clamp(*_LOG_STD).view(shape)
+
+
+def _squashed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    actions = torch.tanh(mean + log_std.exp() * noise)
+    normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    return actions, normal - torch.log(1 - actions.square() + _EPSILON)

@@ -1,0 +1,66 @@
+"""The loop of off-policy runs. `Runner.run` adds checkpoints, evaluations and snapshots around the steps.
+
+rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
+env.interact() || rollout.generate() || actor.recv_rollout_batch()   # into the replay buffer
+actor.run_training()                                                 # any number of updates on batches from it
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rlinf_lite.metrics import env_metrics
+from rlinf_lite.runners.checkpoints import CheckpointError
+from rlinf_lite.runners.embodied import EmbodiedRunner
+from rlinf_lite.scheduler import Handle
+from rlinf_lite.workers.off_policy import DEMONSTRATIONS
+
+
+class OffPolicyRunner(EmbodiedRunner):
+    """Runs reinforcement learning from a replay buffer; see `Runner` for the loop around the steps."""
+
+    @property
+    def replay_directory(self) -> Path:
+        """Where the replay buffer is."""
+        return self.run_dir / "replay"
+
+    def _init_actor(self) -> Handle:
+        return self.actor.init(self.layout, self.spec, self.total_steps, str(self.replay_directory))
+
+    def prepare(self) -> None:
+        """Collect and decode the demonstrations, if batches draw from them."""
+        self.replay_directory.mkdir(parents=True, exist_ok=True)
+        if self.cfg.replay.shares.get("demonstrations"):
+            _, frames = self._demonstrations()
+            (self.replay_directory / DEMONSTRATIONS).write_text(json.dumps({"frames": str(frames.absolute())}))
+
+    def run_step(self, step: int) -> None:
+        self.update_rollout_weights()
+        env_results, rollout_results = self.generate_rollouts(step)
+        with self.step_log.phase("training"):
+            trained = self._train(self.actor.run_training(step))[0]
+        step_s = self.step_log.end_step()
+        num_env_steps = sum(result["num_env_steps"] for result in env_results)
+        self.env_steps += num_env_steps
+        metrics = {
+            **env_metrics([record for result in env_results for record in result["episodes"]]),
+            **trained[0]["metrics"],
+            "perf/env_steps_per_s": num_env_steps / step_s,
+            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
+            "env/num_steps": self.env_steps,
+        }
+        played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
+        self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
+
+    def save_checkpoint(self) -> Path | None:
+        """As in other runs; then transitions that no kept checkpoint goes back to are deleted."""
+        saved = super().save_checkpoint()
+        if saved is not None:
+            kept = [path / "training_state" / "replay.json" for path in self.store.steps()]
+            try:
+                before = min(int(json.loads(path.read_text())["first"]) for path in kept)
+            except (OSError, ValueError, KeyError) as error:
+                raise CheckpointError(f"a checkpoint in {self.store.root} names no replay buffer: {error}") from error
+            self._wait(self.actor.forget_replay(before), what="old transitions to be deleted")
+        return saved
