@@ -9,10 +9,17 @@ from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
 from rlinf_lite.runners import AsyncReasoningRunner, EmbodiedRunner, ReasoningRunner
 from rlinf_lite.scheduler import HybridComponentPlacement
-from rlinf_lite.workers import EmbodiedFSDPActor, EnvWorker, MultiStepRolloutWorker
+from rlinf_lite.workers import (
+    EmbodiedFSDPActor,
+    EnvWorker,
+    MultiStepRolloutWorker,
+    OffPolicyActor,
+    ReplayRolloutWorker,
+)
 from rlinf_lite.workers.reasoning import launch_roles
 
 WORKERS = {"actor": EmbodiedFSDPActor, "rollout": MultiStepRolloutWorker, "env": EnvWorker}
+OFF_POLICY_WORKERS = {"actor": OffPolicyActor, "rollout": ReplayRolloutWorker, "env": EnvWorker}
 
 SMALL_PENDULUM = [
     "env.train.num_envs=8",
@@ -32,6 +39,14 @@ SMALL_PENDULUM = [
     "runner.phase_timeout_s=60",
     "cluster.num_gpus_per_node=2",
     "cluster.component_placement={actor: '0', rollout: '0', env: '0'}",
+]
+
+SMALL_SAC = [
+    *(x for x in SMALL_PENDULUM if not x.startswith(("algorithm.", "rollout.pipeline", "actor.micro"))),
+    "env.train.num_envs=4",
+    "off_policy={updates_per_step: 3, random_steps: 1, hidden_sizes: [16]}",
+    "replay={min_size: 16, capacity: 64}",  # of two steps
+    "actor.micro_batch_size=16",
 ]
 
 

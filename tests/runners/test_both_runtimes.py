@@ -13,7 +13,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.launch import train
 from rlinf_lite.scheduler import Cluster
 from tests.conftest import SharedCluster
-from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, read_metrics
+from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, SMALL_SAC, read_metrics
 from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
 from tests.runners.test_flow_runs import TOGETHER
 from tests.runners.test_sft import SMALL as SMALL_SFT
@@ -26,11 +26,12 @@ RUNS = {
     "tokens": ("tabletop_ppo_vla", [*SMALL_TABLETOP, *TOGETHER, FEW]),
     "flow": ("tabletop_ppo_flow", [*SMALL_TABLETOP, *TOGETHER, "rollout.model_dir=null", FEW]),
     "imitation": ("tabletop_sft_mlp", [*SMALL_SFT, "data.num_episodes=16", FEW]),
+    "off-policy": ("gym_pendulum_sac_mlp", [*SMALL_SAC, SEVERAL, FEW]),
     "language": ("math/math_arithmetic_ppo", [*SMALL_MATH, "algorithm.kl={place: loss, coef: 0.1}"]),
 }
 COMMON = ["runner.save_interval=1", "runner.val_check_interval=1", "runner.report=false", "control.enabled=false"]
 COMMON += ["runner.keep_checkpoints=5", "runner.run_name=run", "runner.resume=auto"]
-MEASURED = ("train/", "rollout/", "eval/", "env/", "async/staleness")
+MEASURED = ("train/", "rollout/", "replay/", "eval/", "env/", "async/staleness")
 
 
 def run(runtime, what, steps, root, *more):

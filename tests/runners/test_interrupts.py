@@ -15,12 +15,21 @@ from safetensors.torch import load_file
 
 from rlinf_lite.config import load_config
 from rlinf_lite.data.problems import open_problems
-from rlinf_lite.runners import CheckpointError, EmbodiedRunner, ReasoningRunner, SFTRunner, base, full_disk, stopping
+from rlinf_lite.runners import (
+    CheckpointError,
+    EmbodiedRunner,
+    OffPolicyRunner,
+    ReasoningRunner,
+    SFTRunner,
+    base,
+    full_disk,
+    stopping,
+)
 from rlinf_lite.runners.full_disk import DiskFullError
 from rlinf_lite.scheduler import HybridComponentPlacement, SchedulerError, WorkerError, segments
 from rlinf_lite.workers.reasoning import launch_roles
 from tests.conftest import SharedCluster
-from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, WORKERS
+from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_MATH, SMALL_PENDULUM, SMALL_SAC, WORKERS
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
 PENDULUM = [
@@ -31,6 +40,7 @@ PENDULUM = [
     "env.eval.num_episodes=4",
     "algorithm.update_epochs=1",
 ]
+OFF_POLICY = [*SMALL_SAC, "runner.max_steps=4", "runner.save_interval=2", "env.eval.num_episodes=4"]
 IMITATION = [*SMALL_SFT, "runner.max_steps=3", "runner.save_interval=2", "data.num_episodes=16"]
 MATH = [
     *SMALL_MATH,
@@ -53,7 +63,8 @@ class Runs:
         if runner_class is ReasoningRunner:
             self.groups = launch_roles(cfg, cluster, placement)
         else:
-            groups = {name: worker.create_group(cfg) for name, worker in WORKERS.items()}
+            workers = OFF_POLICY_WORKERS if runner_class is OffPolicyRunner else WORKERS
+            groups = {name: worker.create_group(cfg) for name, worker in workers.items()}
             self.groups = cluster.launch(placement, **groups)
 
     def load(self, name, *more):
@@ -79,6 +90,7 @@ class Runs:
 KINDS = {
     "embodied": ("embodiment/gym_pendulum_ppo_mlp", PENDULUM, EmbodiedRunner),
     "imitation": ("embodiment/tabletop_sft_mlp", IMITATION, SFTRunner),
+    "off-policy": ("embodiment/gym_pendulum_sac_mlp", OFF_POLICY, OffPolicyRunner),
     "language": ("math/math_arithmetic_grpo", MATH, ReasoningRunner),
 }
 

@@ -19,12 +19,14 @@ ON_THREADS = {
     "asynchronous": ("asynchronous", []),
     "tokens": ("tokens", []),
     "flow": ("flow", []),
+    "off-policy": ("off-policy", []),
     "tied parameters": ("simulator", TIED),
     "adapters of a language model": ("language", ADAPTERS),
     "a critic and an adaptive penalty after supervised training": ("language", ADAPTIVE),
 }
 ON_RAY = {
     "two actors": ("simulator", [TWO_ACTORS]),
+    "off-policy, two actors": ("off-policy", [TWO_ACTORS, "actor.strategy=replicated"]),
     "tied parameters in two actors": ("simulator", [*TIED, TWO_ACTORS]),
     "adapters in shards, without their base": (
         "tokens",
