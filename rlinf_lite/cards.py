@@ -293,6 +293,9 @@ class PolicyCard(Card):
     """Whether its likelihoods are probabilities of action tokens; False: densities of continuous actions, or
     unknown."""
 
+    off_policy: bool = False
+    """Whether off-policy learning can train it: it has `sample_with_logprob`."""
+
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         """Whether a directory that `save_pretrained` has not written is a published checkpoint of this policy; `config`
         is its config.json."""

@@ -9,14 +9,27 @@ from rlinf_lite.config.names import touches
 from rlinf_lite.config.plan import PLACEMENT, SLOTS, plan_and_problems, slots
 from rlinf_lite.config.proposals import is_auto, proposals
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.rules import RULES, algorithm, cluster, correction, files, imitation, language, parts, sizes
+from rlinf_lite.config.rules import (
+    RULES,
+    algorithm,
+    cluster,
+    correction,
+    files,
+    imitation,
+    language,
+    off_policy,
+    parts,
+    sizes,
+)
 from rlinf_lite.config.schema import BaseConfig, Config
 from rlinf_lite.scheduler.errors import PlacementError
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
-SUBJECTS = (algorithm, cluster, correction, files, imitation, language, parts, sizes)
+SUBJECTS = (algorithm, cluster, correction, files, imitation, language, off_policy, parts, sizes)
 """The modules of rules. Importing one adds its rules to `RULES`."""
+
+_ONE_WORKS = {"sft": "imitation", "eval": "an evaluation", "off_policy": "an off-policy run"}
 
 
 def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
@@ -33,7 +46,9 @@ def find_problems(config: BaseConfig, suspects: set[str]) -> list[Problem]:
         suspects = {*suspects, error.about}
     if is_auto(config.cluster):
         assert isinstance(config, Config | ReasoningConfig)
-        if one_works := {"sft": "imitation", "eval": "an evaluation"}.get(config.runner.task_type):
+        if one_works := {"sft": "imitation", "eval": "an evaluation", "off_policy": "an off-policy run"}.get(
+            config.runner.task_type
+        ):
             text = f"is auto, and in {one_works} there is nothing to choose by. Write 'actor,rollout,env: all'"
             return [Problem(PLACEMENT, text)]
         fewest: list[Problem] | None = None

@@ -211,6 +211,15 @@ class Policy(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be trained on demonstrations: it has no sft_loss")
 
+    def sample_with_logprob(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Actions [B, C, D] in -1 to 1, which map onto the environment's bounds, with gradients, and log-probabilities
+        [B, C, D] that sum up to that of the chunk: for off-policy learning.
+
+        `inputs`: those of `sft_inputs`. `noise`: standard normal numbers [B, C, D], of which the actions are a smooth
+        function; in mode `sampled` the policy acts in the same way.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot be trained off-policy: it has no sample_with_logprob")
+
     def take_statistics(self, statistics: Mapping[str, Mapping[str, list[float]]]) -> None:
         """Normalise with the statistics of demonstrations instead of those that `from_config` took from the
         environment. Called before the first update, in actors and rollout workers. A policy that normalises nothing by

@@ -34,7 +34,8 @@ def describe(config: Config | ReasoningConfig) -> str:
         names, arithmetic = roles_of(plan.config), _reasoning_arithmetic(plan)
     else:
         names = None
-        arithmetic = _sft_arithmetic(plan) if plan.config.runner.task_type == "sft" else _arithmetic(plan)
+        of_kind = {"sft": _sft_arithmetic, "off_policy": _off_policy_arithmetic}
+        arithmetic = of_kind.get(plan.config.runner.task_type, _arithmetic)(plan)
     sections = {
         "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
         "placement": HybridComponentPlacement(plan.config).describe(names),
@@ -53,6 +54,7 @@ def describe(config: Config | ReasoningConfig) -> str:
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 
+FP32 = 4
 _TRIED_PARAMETERS = 20_000_000  # largest policy that is tried here
 
 
@@ -153,17 +155,49 @@ def _sft_arithmetic(plan: Plan) -> Iterator[str]:
     yield f"the run        {plan.num_steps} steps = {plan.num_steps * actor.global_batch_size} chunks"
 
 
+def _environments(plan: Plan) -> str:
+    workers, stages, num_envs = plan.size("env"), plan.config.rollout.pipeline_stage_num, plan.config.env.train.num_envs
+    assert workers  # the checks have passed
+    return (
+        f"environments  {num_envs} / {workers} env workers / {stages} stages = {num_envs // workers // stages} "
+        f"at a time per env worker; rollout workers: {plan.size('rollout')}"
+    )
+
+
+def _off_policy_arithmetic(plan: Plan) -> Iterator[str]:
+    config, batch, own = plan.config, plan.config.actor.global_batch_size, plan.config.off_policy
+    ranks, num_envs, chunk = plan.size("actor"), config.env.train.num_envs, config.model.num_action_chunks
+    assert ranks and plan.num_chunks and plan.num_samples  # the checks have passed
+    yield _environments(plan)
+    yield (
+        f"transitions   {num_envs} environments x {plan.num_chunks} decisions = {plan.num_samples}; "
+        f"x {chunk} actions = {plan.num_samples * chunk} env steps"
+    )
+    shares = ", ".join(f"{share:g} {name}" for name, share in config.replay.shares.items() if share)
+    yield (
+        f"updates       {own.updates_per_step} of {batch} transitions ({shares}); {batch} / {ranks} actor ranks = "
+        f"{batch // ranks} a rank; {own.updates_per_step / plan.num_samples:.3g} per transition"
+    )
+    yield f"the run       {plan.num_steps} steps = {plan.num_steps * plan.num_samples * chunk} env steps"
+    seen = observed(config)
+    if seen is not None:
+        of_obs = FP32 * seen.state_dim + sum(3 * height * width for height, width in seen.cameras.values())
+        of_one = of_obs + chunk * (FP32 * (seen.action_dim + 1) + 1) + 3
+        kept = min(config.replay.capacity, plan.num_steps * plan.num_samples)
+        least, most = kept * (of_one + of_obs // plan.num_chunks), kept * (of_one + of_obs)
+        yield (
+            f"replay buffer {kept:,} decisions of {of_one:,} bytes, and an observation more behind each step and "
+            f"episode: {byte_text(least)} to {byte_text(most)} on disk"
+        )
+
+
 def _arithmetic(plan: Plan) -> Iterator[str]:
     config, actor = plan.config, plan.config.actor
-    workers, rollout_workers, ranks = (plan.size(name) for name in ("env", "rollout", "actor"))
-    stages = config.rollout.pipeline_stage_num
-    assert workers and ranks and plan.num_chunks and plan.num_samples  # the checks have passed
+    ranks = plan.size("actor")
+    assert ranks and plan.num_chunks and plan.num_samples  # the checks have passed
     num_envs, chunk, epochs = config.env.train.num_envs, config.model.num_action_chunks, config.algorithm.update_epochs
     minibatches, share = plan.num_samples // actor.global_batch_size, actor.global_batch_size // ranks
-    yield (
-        f"environments  {num_envs} / {workers} env workers / {stages} stages = {num_envs // workers // stages} "
-        f"at a time per env worker; rollout workers: {rollout_workers}"
-    )
+    yield _environments(plan)
     yield (
         f"samples       {num_envs} environments x {plan.num_chunks} decisions = {plan.num_samples}; "
         f"x {chunk} actions = {plan.num_samples * chunk} env steps; {plan.num_samples // ranks} samples per actor rank"

@@ -65,7 +65,10 @@ def test_transitions_are_those_of_a_loop_over_episodes(start, auto_reset, ignore
         known = [name for name in outcomes if place in outcomes[name]]
         assert known in ([], ["successes" if succeeds else "failures"])
         assert known or auto_reset  # else every episode ends within its step
-    assert all(kinds[kind] for kind in ("time limit", "cut", "goes on")) and bool(kinds["termination"]) != ignore_terminations
+    assert (
+        all(kinds[kind] for kind in ("time limit", "cut", "goes on"))
+        and bool(kinds["termination"]) != ignore_terminations
+    )
     assert outcomes["successes"] and outcomes["failures"]
     num_decisions = sum(line["replay/online"] for line in read_metrics(result.run_dir)[-1:] if "replay/online" in line)
     assert len(places) == num_decisions

@@ -136,7 +136,9 @@ def copy_weights(ours: OffPolicyActor, theirs: SAC) -> None:
 
 
 @pytest.mark.parametrize("num_updates", [1, 10])
-def test_updates_are_those_of_stable_baselines3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_updates: int) -> None:
+def test_updates_are_those_of_stable_baselines3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_updates: int
+) -> None:
     # with an epsilon that large a step is smooth in the gradient, whose last bits differ
     ours = filled(tmp_path, f"off_policy.updates_per_step={num_updates}", "actor.optim.eps=1e-3")
     theirs = Theirs(ours)
@@ -181,7 +183,9 @@ def test_values_of_a_single_state(tmp_path: Path, terminates: bool, value: float
     actor.replay.add(0, block, flags_of(block))
     actor.run_training(1)
     with torch.no_grad():
-        found = actor.critics({"state": torch.zeros(9, 3)}, torch.linspace(-1, 1, 9)[:, None, None], torch.ones(9, 1) > 0)
+        found = actor.critics(
+            {"state": torch.zeros(9, 3)}, torch.linspace(-1, 1, 9)[:, None, None], torch.ones(9, 1) > 0
+        )
     torch.testing.assert_close(found, torch.full((2, 9), value), atol=0.3, rtol=0)
 
 

@@ -18,6 +18,8 @@ TRAINED: tuple[Kind, ...] = ("embodied", "off_policy", "sft")
 """The kinds of runs in simulators that train."""
 PLAYED: tuple[Kind, ...] = ("embodied", "off_policy")
 """The kinds of runs in simulators that learn from what they play."""
+DEMONSTRATED: tuple[Kind, ...] = ("off_policy", "sft")
+"""The kinds of runs that may read demonstrations."""
 REINFORCED: tuple[Kind, ...] = ("embodied", "reasoning")
 ALL: tuple[Kind, ...] = ("embodied", "off_policy", "sft", "eval", "reasoning")
 

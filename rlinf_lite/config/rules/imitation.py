@@ -10,7 +10,8 @@ from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.plan import Plan, env_card_of, observed
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
-from rlinf_lite.config.rules import near_multiples, quotient, rule
+from rlinf_lite.config.rules import DEMONSTRATED, near_multiples, quotient, rule
+from rlinf_lite.config.rules.off_policy import reads_demonstrations
 from rlinf_lite.config.schema import Config, DataConfig
 from rlinf_lite.hub import hub_problem, on_hub
 
@@ -22,10 +23,15 @@ def _imitation_has_a_length(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem("runner.max_steps", f"{text}. Set it, for example to 1000")
 
 
-@rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
+@rule("data", "env.id", "env.task", "env.options", "replay.shares", kinds=DEMONSTRATED)
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Problem]:
     card = env_card_of(config)
-    if card is None or config.data.teacher_dir is not None or not _writes_demonstrations(config.data):
+    if (
+        card is None
+        or not reads_demonstrations(config)
+        or config.data.teacher_dir is not None
+        or not _writes_demonstrations(config)
+    ):
         return
     lacking = card.lacks_expert(config.env.task, config.env.options)
     if lacking is not None:
@@ -33,10 +39,15 @@ def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Probl
         yield Problem("data.teacher_dir", text)
 
 
-@rule("data", "env.id", "env.task", "env.options", kinds=("sft",))
+@rule("data", "env.id", "env.task", "env.options", "replay.shares", kinds=DEMONSTRATED)
 def _videos_have_even_sizes(config: Config, plan: Plan) -> Iterator[Problem]:
     seen = observed(config)
-    if seen is None or config.data.pictures != "video" or not _writes_demonstrations(config.data):
+    if (
+        seen is None
+        or not reads_demonstrations(config)
+        or config.data.pictures != "video"
+        or not _writes_demonstrations(config)
+    ):
         return
     for name, (height, width) in seen.cameras.items():
         if height % 2 or width % 2:
@@ -44,16 +55,20 @@ def _videos_have_even_sizes(config: Config, plan: Plan) -> Iterator[Problem]:
             yield Problem("data.pictures", f"{text}. Use image, or another size (env.options)")
 
 
-@rule("runner.task_type", kinds=("sft",))
+@rule("runner.task_type", "replay.shares", kinds=DEMONSTRATED)
 def _datasets_can_be_read(config: Config, plan: Plan) -> Iterator[Problem]:
+    if not reads_demonstrations(config):
+        return
     missing = [module for module in ("pyarrow", "av") if not registry.is_installed(module)]
     if missing:
         text = f"demonstrations are LeRobot datasets, and {' and '.join(missing)} to read them are not installed"
         yield Problem("runner.task_type", f"{text}. {registry.install_command('data')}")
 
 
-@rule("data.source", "data.demos_dir", kinds=("sft",))
+@rule("data.source", "data.demos_dir", "replay.shares", kinds=DEMONSTRATED)
 def _dataset_is_there(config: Config, plan: Plan) -> Iterator[Problem]:
+    if not reads_demonstrations(config):
+        return
     key, folder, is_read = "data.demos_dir", config.data.demos_dir, config.data.source == "folder"
     if folder is None:
         if is_read:
@@ -77,7 +92,7 @@ def _only_imitation_reads_a_dataset(config: Config, plan: Plan) -> Iterator[Prob
             yield Problem(f"data.{name}", text)
 
 
-@rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=("sft",))
+@rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=DEMONSTRATED)
 def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
     teacher, chunk, card = config.data.teacher_dir, config.model.num_action_chunks, env_card_of(config)
     if teacher is None or not Path(teacher).is_dir():
@@ -98,9 +113,14 @@ def _teacher_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem(lacking.key, f"{lacking.text}, which data.teacher_dir acts on. Use rgb+state")
 
 
-def _writes_demonstrations(data: DataConfig) -> bool:
-    """Whether a run collects its demonstrations instead of reading an existing dataset."""
-    return data.source != "folder" and (data.demos_dir is None or not _is_dataset(data.demos_dir))
+def _writes_demonstrations(config: Config) -> bool:
+    """Whether a run collects its demonstrations instead of reading an existing dataset, or none."""
+    data = config.data
+    return (
+        reads_demonstrations(config)
+        and data.source != "folder"
+        and (data.demos_dir is None or not _is_dataset(data.demos_dir))
+    )
 
 
 def _is_dataset(directory: str) -> bool:

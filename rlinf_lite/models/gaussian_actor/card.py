@@ -21,6 +21,7 @@ class GaussianActorCard(PolicyCard):
 
     Options = GaussianActorOptions
     policy = "rlinf_lite.models.gaussian_actor.policy:GaussianActor"
+    off_policy = True
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
         if config.runner.task_type == "embodied":

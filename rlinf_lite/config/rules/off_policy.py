@@ -1,0 +1,105 @@
+"""Rules for off-policy learning: the replay buffer, the critics, and keys that only one kind of run reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlinf_lite import registry
+from rlinf_lite.cards import Problem
+from rlinf_lite.config.plan import PLACEMENT, Plan, policy_card_of
+from rlinf_lite.config.rules import SIMULATED, rule
+from rlinf_lite.config.schema import AlgorithmConfig, Config, OffPolicyConfig, ReplayConfig, Section
+
+_OF_TD3_BC = ("bc_coef", "cql_coef", "cql_temperature")
+
+
+@rule("runner.task_type", "algorithm", "off_policy", "replay", kinds=("embodied", "off_policy"))
+def _keys_of_the_other_kind(config: Config, plan: Plan) -> Iterator[Problem]:
+    from_replay = config.runner.task_type == "off_policy"
+    sections: dict[str, tuple[Section, type[Section]]] = {"algorithm": (config.algorithm, AlgorithmConfig)}
+    reads = "off_policy and replay"
+    if not from_replay:
+        sections = {"off_policy": (config.off_policy, OffPolicyConfig), "replay": (config.replay, ReplayConfig)}
+        reads = "algorithm"
+    for section, (values, kind) in sections.items():
+        for name, field in kind.model_fields.items():
+            if getattr(values, name) != field.get_default(call_default_factory=True):
+                text = f"is set, and runner.task_type: {config.runner.task_type} reads {reads} instead"
+                yield Problem(f"{section}.{name}", f"{text}. Leave it out, or change the task_type")
+
+
+@rule("runner.mode", kinds=("off_policy",))
+def _off_policy_takes_turns(config: Config, plan: Plan) -> Iterator[Problem]:
+    if config.runner.mode == "async":
+        yield Problem("runner.mode", "is async, and an off-policy run plays and trains in turn. Set it to sync")
+
+
+@rule("off_policy.target_subset", "off_policy.num_critics", kinds=("off_policy",))
+def _targets_are_of_critics(config: Config, plan: Plan) -> Iterator[Problem]:
+    subset, num = config.off_policy.target_subset, config.off_policy.num_critics
+    if subset > num:
+        yield Problem("off_policy.target_subset", f"{subset} of {num} critics. Use {num} or less, or more num_critics")
+
+
+@rule("off_policy", kinds=("off_policy",))
+def _losses_read_what_is_set(config: Config, plan: Plan) -> Iterator[Problem]:
+    if config.off_policy.algorithm != "sac":
+        return
+    for name in _OF_TD3_BC:
+        if getattr(config.off_policy, name) != OffPolicyConfig.model_fields[name].default:
+            text = "is set, and sac does not read it. Leave it out, or set off_policy.algorithm to td3_bc"
+            yield Problem(f"off_policy.{name}", text)
+
+
+@rule("replay", "env.train.num_envs", "rollout.num_chunks", kinds=("off_policy",))
+def _buffer_holds_a_step(config: Config, plan: Plan) -> Iterator[Problem]:
+    replay, samples = config.replay, plan.num_samples
+    if samples and replay.capacity < samples:
+        text = f"{replay.capacity} decisions are fewer than the {samples} of one step. Use more"
+        yield Problem("replay.capacity", text)
+    if replay.min_size > replay.capacity:
+        text = f"{replay.min_size} transitions are never there: replay.capacity is {replay.capacity}. Use less"
+        yield Problem("replay.min_size", text)
+    if not any(replay.shares.values()):
+        yield Problem("replay.shares", "gives no pool a share. Use, for example, {online: 1}")
+
+
+@rule("actor.strategy", PLACEMENT, kinds=("off_policy",))
+def _critics_are_whole(config: Config, plan: Plan) -> Iterator[Problem]:
+    ranks = plan.size("actor")
+    if ranks and ranks > 1 and config.actor.strategy != "replicated":
+        text = f"is {config.actor.strategy}, and the critics of an off-policy run are whole on each of {ranks} ranks"
+        yield Problem("actor.strategy", f"{text}. Set it to replicated")
+
+
+@rule("model.id", kinds=("off_policy",))
+def _policy_samples_with_gradients(config: Config, plan: Plan) -> Iterator[Problem]:
+    card = policy_card_of(config)
+    if card is None:
+        return
+    part: Any = None
+    if registry.IMPORT_PATH.fullmatch(config.model.id):
+        try:
+            part = registry.policy_part(config.model.id)
+        except registry.PartError:  # reported by its own rule
+            return
+    base = registry.import_part(registry.POLICY, "model.id") if part is not None else None
+    own = getattr(part, "sample_with_logprob", None)
+    if not (card.off_policy or (base is not None and own is not None and own is not base.sample_with_logprob)):
+        text = f"{config.model.id} has no sample_with_logprob, by which off-policy learning trains it"
+        yield Problem("model.id", f"{text}. Use gaussian_actor, or write that method (docs/off_policy.md)")
+
+
+def reads_demonstrations(config: Config) -> bool:
+    """Whether a run collects or reads demonstrations."""
+    kind, share = config.runner.task_type, config.replay.shares.get("demonstrations", 0.0)
+    return kind == "sft" or (kind == "off_policy" and share > 0)
+
+
+@rule("replay.shares", "data", kinds=SIMULATED)
+def _demonstrations_need_a_share(config: Config, plan: Plan) -> Iterator[Problem]:
+    data = config.data
+    if config.runner.task_type == "off_policy" and not reads_demonstrations(config) and data.demos_dir is not None:
+        text = "is set, and replay.shares gives demonstrations no share of a batch"
+        yield Problem("data.demos_dir", f"{text}. Leave it out, or write replay.shares.demonstrations=0.5")
