@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lite import runners, workers
 from rlinf_lite.config import Config, ConfigError, ReasoningConfig
 from rlinf_lite.config.explain import check_measurable
-from rlinf_lite.config.names import roles_of
+from rlinf_lite.config.names import reads_demonstrations, roles_of
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.control import supervise
 from rlinf_lite.data.problems import Problems, open_problems
@@ -38,11 +38,9 @@ def train(cfg: Config | ReasoningConfig) -> RunResult:
     if kind == "eval":
         text = "is eval, which trains nothing: rlinf_lite.evaluate(cfg). Set it to embodied, with sizes of training"
         raise ConfigError(cfg.runner.run_name or "NAME", [f"runner.task_type: {text}"])
-    demonstrated = isinstance(cfg, Config) and kind == "off_policy" and cfg.replay.shares.get("demonstrations")
-    if kind == "sft" or demonstrated:
+    if isinstance(cfg, Config) and reads_demonstrations(cfg):
         from rlinf_lite.data.demonstrations import check_demonstrations  # needs the extra `data`
 
-        assert isinstance(cfg, Config)
         check_demonstrations(cfg)
     trials = check_room(cfg)
     with runners.claim_run(cfg) as claim:
@@ -102,7 +100,7 @@ def _launch(
     claim: RunClaim | None,
 ) -> Runner:
     """Launch the groups and return the runner that drives them, ready to run; without a claim, ready to evaluate."""
-    kind = "eval" if claim is None else cfg.runner.task_type
+    kind: str = "eval" if claim is None else cfg.runner.task_type
     if kind in ("embodied", "reasoning"):
         kind = cfg.runner.mode
     runner: Runner
@@ -121,7 +119,7 @@ def _launch(
             rollout=(workers.ReplayRolloutWorker if from_replay else workers.MultiStepRolloutWorker).create_group(cfg),
             env=workers.EnvWorker.create_group(cfg),
         )
-        others = {
+        others: dict[str, type[runners.SFTRunner] | type[runners.EmbodiedRunner]] = {
             "sft": runners.SFTRunner,
             "off_policy": runners.OffPolicyRunner,
             "async": runners.AsyncEmbodiedRunner,

@@ -219,7 +219,9 @@ def model_card(
 
     evaluations = [(file, json.loads(file.read_text())) for file in source.evaluations]
     estimator = source.value("algorithm.adv_type")
-    algorithm = "imitation" if source.value("runner.task_type") == "sft" else {"gae": "ppo"}.get(estimator, estimator)
+    algorithm = {"gae": "ppo"}.get(estimator, estimator)
+    if (kind := source.value("runner.task_type")) in ("sft", "off_policy"):
+        algorithm = "imitation" if kind == "sft" else source.value("off_policy.algorithm")
     reads = None if policy is None else policy.reads()
     if policy is None:
         library, pipeline = "transformers", "text-generation"

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 
 from rlinf_lite.config.explain import ConfigError, yaml_text
-from rlinf_lite.config.names import built_in_cards, walk
+from rlinf_lite.config.names import built_in_cards, reads_demonstrations, walk
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.hub import on_hub
@@ -124,7 +124,7 @@ def _preview(config: Any) -> int:
         if 0 <= limit <= steps:
             goes_on = [f"goes on from step {steps}: nothing is left to do, raise runner.max_steps ({limit})"]
     spec, dataset = shown(config), None
-    if config.runner.task_type == "sft" and not on_hub(config.data.demos_dir):  # a preview downloads nothing
+    if reads_demonstrations(config) and not on_hub(config.data.demos_dir):  # a preview downloads nothing
         from rlinf_lite.data.demonstrations import check_demonstrations
         from rlinf_lite.data.lerobot.layout import LeRobotError
 

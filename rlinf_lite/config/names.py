@@ -94,6 +94,12 @@ def loss_needs_of(config: Any) -> LossNeeds:
         return LossNeeds()
 
 
+def reads_demonstrations(config: Any) -> bool:
+    """Whether a run collects or reads demonstrations."""
+    kind = config.runner.task_type
+    return bool(kind == "sft" or (kind == "off_policy" and config.replay.shares.get("demonstrations", 0.0) > 0))
+
+
 def max_staleness(config: Any) -> int:
     """The largest number of versions by which the acting weights may be older than the training weights."""
     return config.runner.max_staleness if config.runner.mode == "async" else 0

@@ -15,7 +15,12 @@ NUM_COLOURS = 8
 LOOKS = ("", "dashed", "dotted")
 """Styles of lines: of the first `NUM_COLOURS` runs, of as many next ones, and of the rest."""
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWX"
-KINDS = {"embodied": "reinforcement learning in simulators", "sft": "imitation", "reasoning": "a language model's run"}
+KINDS = {
+    "embodied": "reinforcement learning in simulators",
+    "off_policy": "off-policy learning in simulators",
+    "sft": "imitation",
+    "reasoning": "a language model's run",
+}
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,12 @@ def _first_and_last(items: Sequence[T]) -> list[tuple[str, T]]:
 def _about(run: RunFiles) -> list[str]:
     env, model, algorithm = run.section("env"), run.section("model"), run.section("algorithm")
     learns = f"{algorithm.get('adv_type')} + {algorithm.get('loss_type')}" if algorithm else ""
+    kind = run.section("runner").get("task_type")
+    learns = {"sft": "imitation", "off_policy": f"{run.section('off_policy').get('algorithm')}"}.get(str(kind), learns)
     parts = [
         f"{env.get('task', '')} ({env.get('id', '')})" if env else "",
         str(model.get("id") or run.section("rollout").get("model_dir") or f"{model.get('size', '')} language model"),
-        "imitation" if run.section("runner").get("task_type") == "sft" else learns,
+        learns,
         time.strftime("%-d %B %Y, %H:%M", time.localtime(run.lines[-1]["time"])) if run.lines else "",
     ]
     return [part for part in parts if part]

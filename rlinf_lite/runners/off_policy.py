@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.metrics import env_metrics
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner
@@ -31,7 +32,7 @@ class OffPolicyRunner(EmbodiedRunner):
     def prepare(self) -> None:
         """Collect and decode the demonstrations, if batches draw from them."""
         self.replay_directory.mkdir(parents=True, exist_ok=True)
-        if self.cfg.replay.shares.get("demonstrations"):
+        if reads_demonstrations(self.cfg):
             _, frames = self._demonstrations()
             (self.replay_directory / DEMONSTRATIONS).write_text(json.dumps({"frames": str(frames.absolute())}))
 

@@ -39,6 +39,7 @@ from rlinf_lite.training.strategies import Strategy, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
+    from rlinf_lite.models.critics import Critics
     from rlinf_lite.models.text.causal_lm import LanguageModel
     from rlinf_lite.scheduler import Worker
 
@@ -67,7 +68,7 @@ class Learner:
     it when its weights have been sent (`sending`). Gradients exist only during an update.
     """
 
-    model: Policy | LanguageModel
+    model: Policy | LanguageModel | Critics
     optimizer: torch.optim.Optimizer
 
     _optim: OptimConfig
@@ -78,7 +79,12 @@ class Learner:
     """Which of "model" and "optimizer" are in host memory, perhaps only in part after an interrupted move."""
 
     def __init__(
-        self, worker: Worker, model: Policy | LanguageModel, cfg: BaseConfig, name: str, ranks_per_model: int = 1
+        self,
+        worker: Worker,
+        model: Policy | LanguageModel | Critics,
+        cfg: BaseConfig,
+        name: str,
+        ranks_per_model: int = 1,
     ) -> None:
         """`model` must have the same weights on every rank. `name` (actor, critic) is used in metrics.
         `ranks_per_model`: ranks that share one model, for strategies that need it."""

@@ -188,8 +188,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
 
     def _pool_sizes(self) -> dict[str, int]:
         """The number of transitions in each pool that batches draw from, and of all that were played."""
-        wanted = {"online": 1.0, **self.cfg.replay.shares}
-        sizes = {name: len(self.replay.pool(name)) for name in wanted if name != "demonstrations"}
+        wanted = list(dict.fromkeys(["online", *self.cfg.replay.shares]))
+        sizes: dict[str, int] = {name: len(self.replay.pool(name)) for name in wanted if name != "demonstrations"}
         if "demonstrations" in wanted:
             if self.demonstrated is None:
                 frames = json.loads((self.replay.directory / DEMONSTRATIONS).read_text())["frames"]
@@ -203,7 +203,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
         """One update of critics and temperature, and, every `actor_interval`, one of the policy."""
         own, cfg = self.cfg.off_policy, self.cfg
         counted = step * own.updates_per_step + number
-        chosen = drawn(pools, cfg.actor.global_batch_size, cfg.replay.shares, [cfg.runner.seed, step, number])
+        shares = {str(name): share for name, share in cfg.replay.shares.items()}
+        chosen = drawn(pools, cfg.actor.global_batch_size, shares, [cfg.runner.seed, step, number])
         batch, places = self._read(chosen)
         subset = np.random.default_rng([cfg.runner.seed, step, number, 1]).permutation(own.num_critics)
         acts = counted % own.actor_interval == 0

@@ -152,8 +152,9 @@ class MultiStepRolloutWorker(Worker):
         own = [piece for piece in layout.pieces() if piece.rollout_rank == self.rank]
         return {(p.env_rank, p.stage, p.start): layout.env_ids(p.env_rank, p.stage)[p.start : p.stop] for p in own}
 
-    def _serve(self, env_rank: int, builder: TrajectoryBuilder, message: ObsMessage) -> None:
-        """Take the result of the last decision; then decide again, or send the trajectories to the actors."""
+    def _serve(self, env_rank: int, builder: Any, message: ObsMessage) -> None:
+        """Take the result of the last decision; then decide again, or send the trajectories to the actors. `builder`:
+        what `_builder` made."""
         result, with_values = message.result, needs_values(self.cfg.algorithm.adv_type)
         if result is not None:
             builder.add_result(result)

@@ -27,7 +27,9 @@ def build():
             truncated[0, 0], executed[0, 1], rewards[0, 1] = True, False, 0.0
         if t == 2:
             terminated[1, 1] = True
-        builder.add_result(StepResult(rewards, terminated, truncated, executed, np.empty(0), None))
+        builder.add_result(
+            StepResult(rewards, terminated, truncated, executed, np.full(B, -1, np.int8), np.empty(0), None)
+        )
         if t == 1:
             builder.need_values(np.array([0]), {"state": np.zeros((1, 2))})
     running = builder.running_rows()

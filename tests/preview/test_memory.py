@@ -131,7 +131,8 @@ def trajectory_bytes(acted: Any) -> int:
     builder = TrajectoryBuilder(np.arange(rows), 1)
     builder.add_decision(acted.logprobs, acted.values, acted.forward_inputs, version=0)
     flags = np.zeros((rows, chunk), bool)
-    builder.add_result(StepResult(np.zeros((rows, chunk), np.float32), flags, flags, ~flags, np.empty(0, int), None))
+    played = np.zeros((rows, chunk), np.float32), flags, flags, ~flags, np.full(rows, -1, np.int8)
+    builder.add_result(StepResult(*played, np.empty(0, int), None))
     trajectories = vars(builder.finish(None))
     tensors = [*trajectories.pop("forward_inputs").values(), *trajectories.values()]
     return sum(tensor.nbytes for tensor in tensors) - 8 * rows  # each environment's id, once a trajectory

@@ -87,7 +87,7 @@ class Theirs:
     def __init__(self, ours: OffPolicyActor) -> None:
         optim = ours.cfg.actor.optim
         settings: dict[str, Any] = {"policy_kwargs": {"optimizer_kwargs": {"eps": optim.eps}}, "device": "cpu"}
-        self.model = SAC("MlpPolicy", gymnasium.make("Pendulum-v1"), learning_rate=optim.lr, **settings)
+        self.model: Any = SAC("MlpPolicy", gymnasium.make("Pendulum-v1"), learning_rate=optim.lr, **settings)
         self.model.ent_coef_optimizer = torch.optim.Adam([self.model.log_ent_coef], lr=optim.lr, eps=optim.eps)
         self.model.set_logger(configure(None, []))
         self.batches: list[Transitions] = []
@@ -116,20 +116,22 @@ class Theirs:
         return {name: float(x) for name, x in self.model.logger.name_to_value.items() if name.startswith("train/")}
 
 
-def pairs(ours: OffPolicyActor, theirs: SAC) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def pairs(ours: OffPolicyActor, theirs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The parameters of both, of the same shape."""
-    actor, layers = ours.policy, theirs.actor.latent_pi
+    actor: Any = ours.policy
+    critics: Any = ours.critics
+    layers = theirs.actor.latent_pi
     linear = [(actor.trunk[0], layers[0]), (actor.trunk[2], layers[2])]
     linear += [(actor.mean, theirs.actor.mu), (actor.log_std, theirs.actor.log_std)]
     found = [pair for own, other in linear for pair in ((own.weight, other.weight), (own.bias, other.bias))]
-    for own, others in ((ours.critics.online, theirs.critic), (ours.critics.target, theirs.critic_target)):
+    for own, others in ((critics.online, theirs.critic), (critics.target, theirs.critic_target)):
         for number, network in enumerate((others.qf0, others.qf1)):
             for layer, other in zip(own.layers[::2], network[::2], strict=True):
                 found += [(layer.weight[number].T, other.weight), (layer.bias[number, 0], other.bias)]
-    return [*found, (ours.critics.log_temperature[None], theirs.log_ent_coef)]
+    return [*found, (critics.log_temperature[None], theirs.log_ent_coef)]
 
 
-def copy_weights(ours: OffPolicyActor, theirs: SAC) -> None:
+def copy_weights(ours: OffPolicyActor, theirs: Any) -> None:
     with torch.no_grad():
         for own, other in pairs(ours, theirs):
             other.copy_(own)

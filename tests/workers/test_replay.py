@@ -91,7 +91,7 @@ def test_a_return_to_a_checkpoint_forgets_what_came_later(tmp_path: Path) -> Non
     assert content(buffer) == content(buffer_of(tmp_path / "other"))
 
 
-def test_steps_are_deleted_when_no_checkpoint_goes_back_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_deleted_when_no_checkpoint_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "_FILE_DECISIONS", 2 * NUM_ENVS * T)
     buffer = buffer_of(tmp_path, 9)
     assert len([*tmp_path.glob("steps_*")]) == 5 and buffer.first == 6
@@ -127,7 +127,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, field: str) -> None:
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     state = buffer_of(tmp_path).state()
-    with pytest.raises(ReplayError, match=r"replay\.capacity: the checkpoint holds steps 2 to 4, and this capacity 3 to 4"):
+    with pytest.raises(
+        ReplayError, match=r"replay\.capacity: the checkpoint holds steps 2 to 4, and this capacity 3 to"
+    ):
         buffer_of(tmp_path, 0, capacity=2 * NUM_ENVS * T).load(state)
     narrow = played(5)
     narrow.inputs, narrow.next_inputs = ({"state": x["state"][..., :2]} for x in (narrow.inputs, narrow.next_inputs))

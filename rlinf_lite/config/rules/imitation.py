@@ -8,10 +8,10 @@ from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
+from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.config.plan import Plan, env_card_of, observed
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 from rlinf_lite.config.rules import DEMONSTRATED, near_multiples, quotient, rule
-from rlinf_lite.config.rules.off_policy import reads_demonstrations
 from rlinf_lite.config.schema import Config, DataConfig
 from rlinf_lite.hub import hub_problem, on_hub
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from rlinf_lite import registry
-from rlinf_lite.cards import Problem
+from rlinf_lite.cards import Problem, Section
+from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.config.plan import PLACEMENT, Plan, policy_card_of
-from rlinf_lite.config.rules import SIMULATED, rule
-from rlinf_lite.config.schema import AlgorithmConfig, Config, OffPolicyConfig, ReplayConfig, Section
+from rlinf_lite.config.rules import rule
+from rlinf_lite.config.schema import AlgorithmConfig, Config, OffPolicyConfig, ReplayConfig
 
 _OF_TD3_BC = ("bc_coef", "cql_coef", "cql_temperature")
 
@@ -91,15 +92,9 @@ def _policy_samples_with_gradients(config: Config, plan: Plan) -> Iterator[Probl
         yield Problem("model.id", f"{text}. Use gaussian_actor, or write that method (docs/off_policy.md)")
 
 
-def reads_demonstrations(config: Config) -> bool:
-    """Whether a run collects or reads demonstrations."""
-    kind, share = config.runner.task_type, config.replay.shares.get("demonstrations", 0.0)
-    return kind == "sft" or (kind == "off_policy" and share > 0)
-
-
-@rule("replay.shares", "data", kinds=SIMULATED)
+@rule("replay.shares", "data", kinds=("off_policy",))
 def _demonstrations_need_a_share(config: Config, plan: Plan) -> Iterator[Problem]:
     data = config.data
-    if config.runner.task_type == "off_policy" and not reads_demonstrations(config) and data.demos_dir is not None:
+    if not reads_demonstrations(config) and data.demos_dir is not None:
         text = "is set, and replay.shares gives demonstrations no share of a batch"
         yield Problem("data.demos_dir", f"{text}. Leave it out, or write replay.shares.demonstrations=0.5")
