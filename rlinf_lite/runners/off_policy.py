@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.metrics import env_metrics
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner
-from rlinf_lite.scheduler import Handle
+from rlinf_lite.runners.full_disk import DiskFullError, has_no_room, room_at
+from rlinf_lite.scheduler import Handle, WorkerError
 from rlinf_lite.workers.off_policy import DEMONSTRATIONS
 
 
@@ -53,6 +55,18 @@ class OffPolicyRunner(EmbodiedRunner):
         }
         played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
         self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
+
+    def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
+        """As in other runs. Raises DiskFullError if the replay buffer has no room."""
+        try:
+            return super().generate_rollouts(step)
+        except WorkerError as error:
+            if not has_no_room(error.__cause__):
+                raise
+            room = room_at(self.replay_directory)
+            raise DiskFullError(
+                f"the replay buffer has no room: {room}. Make room, or lower replay.capacity"
+            ) from error
 
     def save_checkpoint(self) -> Path | None:
         """As in other runs; then transitions that no kept checkpoint goes back to are deleted."""

@@ -1,11 +1,16 @@
 """Runs from a replay buffer: what they store, and what they learn from."""
 
+import errno
 import json
+import os
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlinf_lite.runners import OffPolicyRunner
+from rlinf_lite.runners.full_disk import DiskFullError
 from rlinf_lite.training.replay import ReplayBuffer
 from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_SAC, read_metrics
 from tests.runners.counting_env import LENGTHS, LIMIT
@@ -83,3 +88,34 @@ def test_each_observation_is_stored_once(start):
     assert sizes["next.state"].st_size == sizes["obs.state"].st_size, "its places are as many"
     assert sum(x.st_blocks for x in sizes.values()) * 512 < 400 * len(buffer.pool("online")) + 4096 * 2 * len(sizes)
     assert np.array_equal(buffer.pool("online"), np.sort(buffer.pool("online")))
+
+
+def test_a_full_disk_ends_the_run_in_one_sentence_and_a_resume_ends_as_if_nothing_had_been(
+    start, monkeypatch, tmp_path
+):
+    settings = [*SMALL_SAC, "runner.max_steps=4", "runner.save_interval=1"]
+
+    def begin(name, *more):
+        return start(f"runner.logger.log_path={tmp_path / name}", *more, small=settings, config="gym_pendulum_sac_mlp",
+                     workers=OFF_POLICY_WORKERS, runner_class=OffPolicyRunner)  # fmt: skip
+
+    whole = begin("whole").run()
+    start.stop()
+    runner, write = begin("full"), os.pwrite
+
+    def full(file, content, offset):
+        if runner.completed_steps == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(
+            DiskFullError, match=r"the replay buffer has no room: .* bytes are free\. Make room, or lower"
+        ):
+            runner.run()
+    assert runner.store.newest().name == "step_000002"
+    start.stop()
+    resumed = begin("full", "runner.resume=auto").run()
+    found, expected = (load_file(x.checkpoint / "policy" / "model.safetensors") for x in (resumed, whole))
+    assert all(torch.equal(found[name], x) for name, x in expected.items())
