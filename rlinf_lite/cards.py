@@ -148,6 +148,8 @@ class OffPolicyNeeds:
     """The policy's imitation loss on the batch (`Policy.sft_loss`)."""
     policy_values: bool = False
     """In the critics' loss, values of the policy's own actions in the transitions' observations."""
+    unread: tuple[str, ...] = ()
+    """Keys of `off_policy` that other losses read but these do not; setting one is a mistake."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ class StrategyNeeds:
     ranks_per_model: bool = False
     """The argument `actor.tensor_model_parallel_size` of its class: the number of ranks that compute the layers of a
     language model together."""
+    copies: bool = False
+    """Nothing of the model's: every rank has the whole of it."""
 
 
 class Card:

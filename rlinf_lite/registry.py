@@ -345,7 +345,10 @@ OFF_POLICY = Registry(
     "pkg.module:losses",
     UnknownAlgorithmError,
     {
-        "sac": Entry("rlinf_lite.algorithms.off_policy:sac", OffPolicyNeeds()),
+        "sac": Entry(
+            "rlinf_lite.algorithms.off_policy:sac",
+            OffPolicyNeeds(unread=("bc_coef", "cql_coef", "cql_temperature")),
+        ),
         "td3_bc": Entry("rlinf_lite.algorithms.off_policy:td3_bc", OffPolicyNeeds(imitation=True, policy_values=True)),
     },
 )
@@ -355,7 +358,7 @@ STRATEGIES = Registry(
     UnknownStrategyError,
     {
         "fsdp": "rlinf_lite.training.strategies:FSDP",
-        "replicated": "rlinf_lite.training.strategies:Replicated",
+        "replicated": Entry("rlinf_lite.training.strategies:Replicated", StrategyNeeds(copies=True)),
         "tensor_parallel": Entry("rlinf_lite.training.strategies:TensorParallel", StrategyNeeds(ranks_per_model=True)),
     },
 )

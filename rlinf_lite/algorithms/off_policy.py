@@ -67,11 +67,12 @@ class OffPolicyLosses:
 
 
 def register_off_policy(
-    name: str, imitation: bool = False, policy_values: bool = False
+    name: str, imitation: bool = False, policy_values: bool = False, unread: tuple[str, ...] = ()
 ) -> Callable[[OffPolicyLosses], OffPolicyLosses]:
     """A function that makes losses available as `off_policy.algorithm: <name>`, and records what they need: the
-    policy's imitation loss, and critics' values of the policy's actions in the critic's loss."""
-    return OFF_POLICY.register(name, OffPolicyNeeds(imitation, policy_values))
+    policy's imitation loss, and critics' values of the policy's actions in the critic's loss. `unread`: keys of
+    `off_policy` that have no effect on them."""
+    return OFF_POLICY.register(name, OffPolicyNeeds(imitation, policy_values, unread))
 
 
 def td_target(inputs: CriticInputs, with_entropy: bool) -> Tensor:

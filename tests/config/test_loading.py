@@ -123,7 +123,7 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
     problem = only_problem("maniskill_pushcub_ppo_mlp")
     assert "maniskill_pushcub_ppo_mlp: no config has this name" in problem
     assert "Did you mean maniskill_pushcube_ppo_mlp" in problem
-    assert only_problem("pendulum").endswith(". Did you mean gym_pendulum_ppo_mlp?")
+    assert only_problem("pendulum").endswith(". Did you mean gym_pendulum_ppo_mlp or gym_pendulum_sac_mlp?")
     assert only_problem("pushcube").endswith(
         "Known with pushcube: maniskill_pushcube_async_ppo_mlp, maniskill_pushcube_grpo_mlp, "
         "maniskill_pushcube_ppo_mlp, maniskill_pushcube_ppo_mlp_hybrid8."

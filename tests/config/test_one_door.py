@@ -8,7 +8,9 @@ from pathlib import Path
 
 from rlinf_lite.registry import ENVIRONMENTS, POLICIES, REGISTRIES
 
-PARTS = re.compile(r"maniskill|tabletop|openvla|metaworld|libero|pi0|smolvla|mlp_gaussian|gymnasium", re.I)
+PARTS = re.compile(
+    r"maniskill|tabletop|openvla|metaworld|libero|pi0|smolvla|mlp_gaussian|gaussian_actor|gymnasium", re.I
+)
 
 
 def test_no_environment_or_policy_is_named_in_config(repo: Path) -> None:

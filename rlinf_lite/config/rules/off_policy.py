@@ -12,8 +12,6 @@ from rlinf_lite.config.plan import PLACEMENT, Plan, policy_card_of
 from rlinf_lite.config.rules import rule
 from rlinf_lite.config.schema import AlgorithmConfig, Config, OffPolicyConfig, ReplayConfig
 
-_OF_TD3_BC = ("bc_coef", "cql_coef", "cql_temperature")
-
 
 @rule("runner.task_type", "algorithm", "off_policy", "replay", kinds=("embodied", "off_policy"))
 def _keys_of_the_other_kind(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -45,12 +43,16 @@ def _targets_are_of_critics(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("off_policy", kinds=("off_policy",))
 def _losses_read_what_is_set(config: Config, plan: Plan) -> Iterator[Problem]:
-    if config.off_policy.algorithm != "sac":
+    own = config.off_policy
+    try:
+        unread = registry.off_policy_needs(own.algorithm).unread
+    except registry.PartError:  # reported by its own rule
         return
-    for name in _OF_TD3_BC:
-        if getattr(config.off_policy, name) != OffPolicyConfig.model_fields[name].default:
-            text = "is set, and sac does not read it. Leave it out, or set off_policy.algorithm to td3_bc"
-            yield Problem(f"off_policy.{name}", text)
+    for name in unread:
+        if getattr(own, name) != OffPolicyConfig.model_fields[name].default:
+            readers = [x for x in registry.OFF_POLICY.names() if name not in registry.off_policy_needs(x).unread]
+            text = f"is set, and {own.algorithm} does not read it. Leave it out, or set off_policy.algorithm to"
+            yield Problem(f"off_policy.{name}", f"{text} {' or '.join(readers)}")
 
 
 @rule("replay", "env.train.num_envs", "rollout.num_chunks", kinds=("off_policy",))
@@ -68,10 +70,15 @@ def _buffer_holds_a_step(config: Config, plan: Plan) -> Iterator[Problem]:
 
 @rule("actor.strategy", PLACEMENT, kinds=("off_policy",))
 def _critics_are_whole(config: Config, plan: Plan) -> Iterator[Problem]:
-    ranks = plan.size("actor")
-    if ranks and ranks > 1 and config.actor.strategy != "replicated":
-        text = f"is {config.actor.strategy}, and the critics of an off-policy run are whole on each of {ranks} ranks"
-        yield Problem("actor.strategy", f"{text}. Set it to replicated")
+    ranks, strategy = plan.size("actor"), config.actor.strategy
+    try:
+        copies = registry.strategy_needs(strategy).copies
+    except registry.PartError:  # reported by its own rule
+        return
+    if ranks and ranks > 1 and not copies:
+        whole = [name for name in registry.STRATEGIES.names() if registry.strategy_needs(name).copies]
+        text = f"is {strategy}, and the critics of an off-policy run are whole on each of {ranks} ranks"
+        yield Problem("actor.strategy", f"{text}. Set it to {' or '.join(whole)}")
 
 
 @rule("model.id", kinds=("off_policy",))
@@ -89,7 +96,8 @@ def _policy_samples_with_gradients(config: Config, plan: Plan) -> Iterator[Probl
     own = getattr(part, "sample_with_logprob", None)
     if not (card.off_policy or (base is not None and own is not None and own is not base.sample_with_logprob)):
         text = f"{config.model.id} has no sample_with_logprob, by which off-policy learning trains it"
-        yield Problem("model.id", f"{text}. Use gaussian_actor, or write that method (docs/off_policy.md)")
+        others = [name for name in registry.POLICIES.names() if registry.policy_card(name).off_policy]
+        yield Problem("model.id", f"{text}. Use {' or '.join(others)}, or write that method (docs/off_policy.md)")
 
 
 @rule("replay.shares", "data", kinds=("off_policy",))
