@@ -313,7 +313,7 @@ class OffPolicyConfig(Section):
     target_entropy: Float | None = None
     """null: minus the number of actions in a chunk, over all dimensions."""
     bc_coef: NonNegativeFloat = 0.5
-    """td3_bc: weight of imitation in the actor's loss."""
+    """td3_bc: weight of imitation in the actor's loss, of demonstrations and successes."""
     cql_coef: NonNegativeFloat = 0.5
     """td3_bc: weight of conservative Q-learning in the critics' loss."""
     cql_temperature: PositiveFloat = 1.0
@@ -406,6 +406,18 @@ class KeysConfig(Section):
     """Instruction of a frame: its task, or the subtask at its time in LeRobot's annotations (language_persistent)."""
 
 
+class DaggerConfig(Section):
+    """DAgger (Ross et al. 2011, arXiv:1011.0686): in further rounds of an imitation run the student plays, the
+    environment's expert says at each decision what it would have done, and the student goes on with all of it."""
+
+    rounds: NonNegativeInt = 0
+    """Rounds after the first, in which the expert plays; 0: none."""
+    interval: PositiveInt = 500
+    """Updates from one round to the next."""
+    episodes: PositiveInt = 100
+    """Episodes of a round."""
+
+
 class DataConfig(Section):
     demos_dir: str | None = None
     """Folder of the LeRobotDataset with the demonstrations, read or written, on a file system that all nodes share;
@@ -435,6 +447,7 @@ class DataConfig(Section):
     """A trained policy that acts as the expert; null: the environment's own expert."""
     seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
+    dagger: DaggerConfig = DaggerConfig()
 
 
 class RolloutConfig(Section):

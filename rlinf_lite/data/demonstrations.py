@@ -30,6 +30,7 @@ from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode
 from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
+from rlinf_lite.envs.observations import concat_rows, take_rows
 from rlinf_lite.hub import HubError, local_path
 from rlinf_lite.registry import did_you_mean, env_card
 
@@ -42,7 +43,7 @@ PROVENANCE = "rlinf_lite.json"
 FRAMES = ".frames"
 """The folder of decoded frames in a dataset's folder, unless `data.cache_dir` names another."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
-_NOT_MADE_FROM = {"demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
+_NOT_MADE_FROM = {"dagger", "demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
 
 
 class DemonstrationError(LeRobotError):
@@ -104,6 +105,60 @@ class Demonstrations:
         episodes = self.episodes(indices)
         first = self._first[episodes]
         return first + (indices - self._before[episodes]) * self._stride, first + self._length[episodes]
+
+
+class DemonstrationPool:
+    """The chunks of several datasets, one after the other; what is said of `Demonstrations` holds. `frames`: those of
+    the first."""
+
+    def __init__(self, first: Demonstrations) -> None:
+        self._parts, self.frames = [first], first.frames
+
+    def add(self, more: Demonstrations) -> None:
+        """Add a dataset."""
+        self._parts.append(more)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def relative_actions(self, dim: int) -> np.ndarray:
+        """Those of the first dataset."""
+        return self._parts[0].relative_actions(dim)
+
+    def episodes(self, indices: np.ndarray) -> np.ndarray:
+        """The episode numbers of chunks, int64 [n], counted over all datasets."""
+        found, before = np.zeros(len(indices), np.int64), 0
+        for part, (rows, own) in zip(self._parts, self._of_parts(indices), strict=True):
+            found[rows] = before + part.episodes(own)
+            before += len(part.frames.episodes)
+        return found
+
+    def mask(self, indices: np.ndarray) -> np.ndarray:
+        """The actions of chunks that are inside their episode, bool [n, C]."""
+        places = self._of_parts(indices)
+        parts = [part.mask(own) for part, (_, own) in zip(self._parts, places, strict=True)]
+        return np.concatenate(parts)[self._order(places)]
+
+    def read(self, indices: np.ndarray) -> tuple[dict[str, Any], Tensor]:
+        """As `Demonstrations.read`."""
+        places = self._of_parts(indices)
+        found = [part.read(own) for part, (_, own) in zip(self._parts, places, strict=True) if len(own)]
+        order = self._order(places)
+        obs: dict[str, Any] = take_rows(concat_rows([one for one, _ in found]), order)
+        return obs, torch.cat([actions for _, actions in found])[torch.from_numpy(order)]
+
+    def _of_parts(self, indices: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each dataset, which of `indices` are its chunks, and their numbers in it."""
+        found, before = [], 0
+        for part in self._parts:
+            rows = np.flatnonzero((indices >= before) & (indices < before + len(part)))
+            found.append((rows, indices[rows] - before))
+            before += len(part)
+        return found
+
+    def _order(self, places: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """Where each chunk is, once those of all datasets are in a row."""
+        return np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:

@@ -126,21 +126,27 @@ class SimulationRunner(Runner):
         dataset = open_dataset(cfg, directory, self.spec)
         return dataset, decode_frames(cfg, dataset, self.spec, self._report_decoding)
 
-    def _collect(self, directory: Path) -> None:
+    def _collect(self, directory: Path, student: Path | None = None, first_episode: int = 0) -> dict[str, float]:
+        """Have the expert play episodes, or say what it would do where `student` plays (see `Collector`), and write
+        them as a dataset. Returns its counts."""
         from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 
         data, env, started = self.cfg.data, self.cfg.env, time.time()
-        self.progress.message(f"collecting {data.num_episodes} episodes into {directory}")
+        num_episodes, plays = data.num_episodes, ""
+        if student is not None:
+            num_episodes, plays = data.dagger.episodes, ", played by the student and labelled by the expert,"
+        self.progress.message(f"collecting {num_episodes} episodes{plays} into {directory}")
         begin(directory)
         with self.step_log.phase("collect"):
-            waves = episode_order(data.num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
+            waves = episode_order(num_episodes, self.layout.num_envs, env_card(env.id).num_scenes(env.task))
             # each worker goes on to the next wave by itself, and one that hangs is noticed after the limit of one wave
-            calls = [self.env.begin_demonstrations(str(directory))]
+            acts = None if student is None else str(student)
+            calls = [self.env.begin_demonstrations(str(directory), acts, first_episode)]
             calls += [self.env.collect_demonstrations(wave) for wave in waves]
             for call in [*calls, self.env.finish_demonstrations()]:
                 found = self._wait(call, what="demonstrations")[0]
-        complete(self.cfg, directory, self.spec, found, time.time() - started)
+        return complete(self.cfg, directory, self.spec, found, time.time() - started, student is not None)
 
     def _report_decoding(self, what: str, done: int, total: int) -> None:
         if time.monotonic() - self._decoding_shown >= DECODING_INTERVAL_S:

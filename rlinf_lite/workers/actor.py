@@ -30,6 +30,7 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.names import max_staleness, recomputed_logprobs
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.data.demonstrations import (
+    DemonstrationPool,
     Demonstrations,
     batch_indices,
     foreign_dimensions,
@@ -89,7 +90,7 @@ class EmbodiedFSDPActor(Worker):
     trajectories: Trajectories | None
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
-    demonstrations: Demonstrations  # in an sft run
+    demonstrations: DemonstrationPool  # in an sft run
     spec: EnvSpec
 
     def __init__(self, cfg: Config) -> None:
@@ -245,8 +246,9 @@ class EmbodiedFSDPActor(Worker):
         cannot read.
         """
         cfg = self.cfg
-        self.demonstrations = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
-        found = policy_statistics(self.demonstrations, self.spec, self.policy.relative_actions)
+        first = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
+        self.demonstrations = DemonstrationPool(first)
+        found = policy_statistics(first, self.spec, self.policy.relative_actions)
         is_fresh = start_dir(cfg) is None
         if statistics is None:
             statistics = found if cfg.data.source == "folder" and is_fresh else {}
@@ -266,6 +268,15 @@ class EmbodiedFSDPActor(Worker):
                 text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
                 raise LeRobotError(text) from error
         return statistics, normalised, [] if is_fresh else foreign_dimensions(found, ranges)
+
+    def add_demonstrations(self, frames: str) -> None:
+        """Go on with those in `frames` too, of the same features as the first."""
+        cfg = self.cfg
+        self.demonstrations.add(Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg)))
+
+    def save_policy(self, directory: str) -> None:
+        """Write the policy with its present weights; all ranks call."""
+        self.learner.save_model(Path(directory))
 
     def run_sft(self, step: int) -> dict[str, Any]:
         """Update once, on the batch of `step`; every rank reads its own part of it. Returns as `run_training` does."""

@@ -34,7 +34,7 @@ from rlinf_lite.envs import (
 )
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.metrics import summarize_episodes
-from rlinf_lite.models import Policy, load_policy
+from rlinf_lite.models import NOISE_KEY, Mode, Policy, load_policy
 from rlinf_lite.models.sampling import noise_keys, normal_noise
 from rlinf_lite.registry import env_card
 
@@ -53,7 +53,19 @@ class _Played:
 class Collector:
     """Plays episodes in one env worker, and writes its part of the dataset in `directory`."""
 
-    def __init__(self, cfg: Config, env: VecEnv, obs: Obs, directory: Path, rank: int, device: str) -> None:
+    def __init__(
+        self,
+        cfg: Config,
+        env: VecEnv,
+        obs: Obs,
+        directory: Path,
+        rank: int,
+        device: str,
+        student: Path | None = None,
+        first_episode: int = 0,
+    ) -> None:
+        """`student`: the directory of a policy that plays while the expert only says what it would do, of which all
+        episodes are kept; numbers of episodes begin at `first_episode` where initial states are drawn."""
         spec = get_env_spec(env, obs)
         self._cfg = cfg
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -69,6 +81,9 @@ class Collector:
                 raise DemonstrationError(f"data.teacher_dir: {text}. {advice}") from error
             for problem in policy_misfits("data.teacher_dir", policy_directory(cfg.data.teacher_dir), spec):
                 raise DemonstrationError(f"{problem}")
+        self._student = None if student is None else load_policy(student).to(device).eval()
+        self._first_episode = first_episode
+        self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.dagger.episodes
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
@@ -77,12 +92,12 @@ class Collector:
         """Called after each reset, each chunk and each written episode."""
 
     def play(self, env: VecEnv, episodes: np.ndarray) -> None:
-        """Play the episodes with these numbers, one per row; numbers from `data.num_episodes` on are not recorded."""
+        """Play the episodes with these numbers, one per row. Those from the number of episodes on are not recorded."""
         data, chunk = self._cfg.data, self._cfg.model.num_action_chunks
         num_tasks = env_card(self._cfg.env.id).num_tasks(self._cfg.env.task)
-        obs = env.reset([balanced_seed(data.seed, int(episode), num_tasks) for episode in episodes])
+        obs = env.reset([balanced_seed(data.seed, self._first_episode + int(x), num_tasks) for x in episodes])
         self.on_progress()
-        running = episodes < data.num_episodes
+        running, keeps_all = episodes < self._num_episodes, data.keep_failures or self._student is not None
         played = [_Played() for _ in episodes]
         for decision in range(-(-env.max_episode_steps // chunk)):
             if not running.any():
@@ -90,7 +105,7 @@ class Collector:
             obs = self._play_chunk(env, obs, episodes, decision, running, played)
             self.on_progress()
         for episode in played:
-            if episode.record is not None and (data.keep_failures or episode.record.success_once):
+            if episode.record is not None and (keeps_all or episode.record.success_once):
                 self._writer.add(_episode(episode, episode.record))
                 self.on_progress()
 
@@ -105,14 +120,17 @@ class Collector:
         """Play one chunk, env step by env step, and ask the expert when its actions are used up. Returns the last
         observation."""
         chunk, data = self._cfg.model.num_action_chunks, self._cfg.data
-        noise = normal_noise(noise_keys(data.seed, episodes, decision), chunk * len(self._low))
+        keys = noise_keys(data.seed, self._first_episode + episodes, decision)
+        noise = normal_noise(keys, chunk * len(self._low))
         noise = noise.reshape(len(episodes), chunk, -1) * self._noise
         wanted, first = np.empty((len(episodes), 0, len(self._low)), np.float32), 0
+        played_by = None if self._student is None else self._acted(self._student, {**obs, NOISE_KEY: keys}, "sampled")
         for step in range(chunk):
             if step == first + wanted.shape[1]:
                 first, wanted = step, np.clip(self._wanted(env, obs, chunk - step), self._low, self._high)
             action = wanted[:, step - first]
-            result = env.chunk_step(np.clip(action + noise[:, step], self._low, self._high)[:, None])
+            taken = action + noise[:, step] if played_by is None else played_by[:, step]
+            result = env.chunk_step(np.clip(taken, self._low, self._high)[:, None])
             for row in np.flatnonzero(running & result.executed[:, 0]).tolist():
                 played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
                 played[row].rewards.append(float(result.rewards[row, 0]))
@@ -125,12 +143,15 @@ class Collector:
             obs = result.obs
         return obs
 
+    def _acted(self, policy: Policy, obs: Any, mode: Mode) -> np.ndarray:
+        with torch.inference_mode():
+            actions: np.ndarray = policy.predict_action_batch(obs, mode).actions.float().cpu().numpy()
+        return actions
+
     def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
         """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`."""
         if self._teacher is not None:
-            with torch.inference_mode():
-                taught: np.ndarray = self._teacher.predict_action_batch(obs, "greedy").actions.float().cpu().numpy()
-            return taught
+            return self._acted(self._teacher, obs, "greedy")
         if not isinstance(env, Demonstrator):
             raise DemonstrationError(
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
@@ -188,16 +209,17 @@ def fps_of(cfg: Config) -> int:
 
 
 def complete(
-    cfg: Config, directory: Path, spec: EnvSpec, found: list[dict[str, Any]], took_s: float
+    cfg: Config, directory: Path, spec: EnvSpec, found: list[dict[str, Any]], took_s: float, keeps_all: bool = False
 ) -> dict[str, float]:
-    """Make one dataset of the parts that the collectors wrote. `found`: the results of their `finish`. Returns counts.
+    """Make one dataset of the parts that the collectors wrote. `found`: the results of their `finish`. `keeps_all`:
+    failures too, whatever `data` says. Returns counts.
 
     Raises:
         DemonstrationError: if there is no episode to keep.
     """
     data = cfg.data
     summary = summarize_episodes([record for result in found for record in result["episodes"]], "expert")
-    num_kept = summary.total.num_episodes if data.keep_failures else summary.total.num_successes or 0
+    num_kept = summary.total.num_episodes if data.keep_failures or keeps_all else summary.total.num_successes or 0
     if not num_kept:
         raise DemonstrationError(
             f"the expert played {data.num_episodes} episodes and none succeeded ({summary.headline()}). Lower "

@@ -234,12 +234,15 @@ class EnvWorker(Worker):
         ids = stage.env_ids
         return np.where(ids < len(wave), wave[np.minimum(ids, len(wave) - 1)], self.cfg.env.eval.num_episodes + ids)
 
-    def begin_demonstrations(self, directory: str) -> None:
-        """Begin this worker's part of the dataset in `directory`, and forget that of an interrupted collection."""
+    def begin_demonstrations(self, directory: str, student: str | None = None, first_episode: int = 0) -> None:
+        """Begin this worker's part of the dataset in `directory`, and forget that of an interrupted collection. For
+        `student` and `first_episode` see `Collector`."""
         from rlinf_lite.workers.collecting import Collector  # needs torch, which nothing else here needs
 
         first = self.stages[0]
-        self.collector = Collector(self.cfg, first.env, first.obs, Path(directory), self.rank, self.device)
+        acts = None if student is None else Path(student)
+        where = Path(directory), self.rank, self.device
+        self.collector = Collector(self.cfg, first.env, first.obs, *where, acts, first_episode)
 
     def collect_demonstrations(self, wave: np.ndarray) -> None:
         """Let the expert play one episode in each of this worker's environments, and write them. `wave`: the numbers of

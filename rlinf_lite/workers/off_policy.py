@@ -37,6 +37,7 @@ from rlinf_lite.workers.transitions import Played, TransitionBuilder
 DEMONSTRATIONS = "demonstrations.json"
 """The file in the replay buffer's directory that names the decoded frames of the demonstrations."""
 _STATE = "replay.json"
+_IMITATED = ("demonstrations", "successes")
 
 
 class ReplayRolloutWorker(MultiStepRolloutWorker):
@@ -210,6 +211,10 @@ class OffPolicyActor(EmbodiedFSDPActor):
         acts = counted % own.actor_interval == 0
         temperature = self.critics.log_temperature.detach().exp()
         noise = [self._noise(counted, places, which) for which in (0, 1)]
+        imitated = self._imitated(chosen, batch, places) if self.needs.imitation and acts else batch.mask
+        num_imitated = imitated.sum().double()[None]
+        if self.needs.imitation and acts:
+            num_imitated = self.learner.over_ranks(num_imitated).clamp(min=1)
         where = f"step {step}, update {number}"
         parts = self._parts(len(places))
 
@@ -240,7 +245,10 @@ class OffPolicyActor(EmbodiedFSDPActor):
                 q = self.critics(some.inputs, actions, self._all_executed(actions)).float()
                 imitation = None
                 if self.needs.imitation:
-                    imitation = policy.sft_loss({**some.inputs, "actions": some.actions, "mask": some.mask})
+                    mask = imitated[index]
+                    imitation = policy.sft_loss({**some.inputs, "actions": some.actions, "mask": mask.to(self.device)})
+                    # the mean over this part's actions, with the weight that they have among those of the whole batch
+                    imitation = imitation * float(mask.sum() / num_imitated * cfg.actor.global_batch_size / len(part))
             loss, metrics = self.losses.actor(ActorInputs(logprobs, q, temperature, imitation), own)
             found.add({f"train/actor/{name}": x.mean() for name, x in metrics.items()}, weight=len(part))
             return self._mean(loss)
@@ -256,6 +264,12 @@ class OffPolicyActor(EmbodiedFSDPActor):
                 for parameter in trained:
                     parameter.requires_grad_(True)
         self.critics.follow(own.tau)
+
+    def _imitated(self, chosen: dict[str, Any], batch: Transitions, places: np.ndarray) -> Tensor:
+        """The actions [b, C] of this rank's transitions that are imitated: executed ones of demonstrations and of
+        successes; of all where batches draw from neither pool."""
+        good = np.concatenate([np.full(len(x), name in _IMITATED) for name, x in chosen.items()])[places]
+        return batch.mask & torch.from_numpy(good if set(chosen) & set(_IMITATED) else np.ones_like(good))[:, None]
 
     def _read(self, chosen: dict[str, Any]) -> tuple[Transitions, np.ndarray]:
         """This rank's transitions of a batch, and their places in it."""

@@ -20,6 +20,7 @@ ON_THREADS = {
     "tokens": ("tokens", []),
     "flow": ("flow", []),
     "off-policy": ("off-policy", []),
+    "a round of DAgger": ("rounds", []),
     "tied parameters": ("simulator", TIED),
     "adapters of a language model": ("language", ADAPTERS),
     "a critic and an adaptive penalty after supervised training": ("language", ADAPTIVE),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,6 +17,9 @@ from rlinf_lite.cli.collect import collect
 from rlinf_lite.config import load_config
 from rlinf_lite.data.demonstrations import DemonstrationError, check_demonstrations, read_provenance
 from rlinf_lite.data.lerobot.layout import LeRobotError
+from rlinf_lite.envs import balanced_seed, make_env
+from rlinf_lite.models import NOISE_KEY, load_policy
+from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
 from rlinf_lite.scheduler.handle import wait_all
 from tests.data.lerobot_folders import put_in_order
@@ -178,3 +182,35 @@ def test_demonstrations_of_another_task_end_the_program_before_it_starts(tmp_pat
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1 and "Traceback" not in output
     assert "DemonstrationError: data.demos_dir" in output and "env.task is 'pick' there and 'push' here" in output
+
+
+def test_in_rounds_of_dagger_the_student_plays_and_the_expert_labels(start_sft):
+    rounds = ["data.dagger={rounds: 2, interval: 20, episodes: 12}", "data.num_episodes=32", "env.train.num_envs=8"]
+    result = start_sft(*rounds, "runner.max_steps=41", "runner.save_interval=41").run()
+    cfg = load_config(f"embodiment/{CONFIG}", [*SMALL, *rounds])
+    for number, first_episode in ((1, 32), (2, 44)):
+        directory = result.run_dir / f"round_{number}"
+        table = pq.read_table(next((directory / "demos" / "data").rglob("*.parquet")))
+        student, env = load_policy(directory / "student").eval(), make_env(cfg.env, "train", 1)
+        assert len(set(table["episode_index"].to_pylist())) == 12
+        for episode in range(3):
+            frames = table.filter(pc.equal(table["episode_index"], episode))
+            states, labels = (np.stack(frames[key].to_pylist()) for key in ("observation.state", "action"))
+            obs = env.reset([balanced_seed(cfg.data.seed, first_episode + episode, 1)])
+            chunk, t = cfg.model.num_action_chunks, 0
+            while t < len(states):
+                np.testing.assert_allclose(states[t], obs["state"][0], atol=1e-4)  # acted with other rows there
+                expected = np.clip(env.expert_actions(chunk)[0], env.action_low, env.action_high)
+                keys = noise_keys(cfg.data.seed, np.array([first_episode + episode]), t // chunk)
+                with torch.inference_mode():
+                    acted = student.predict_action_batch({**obs, NOISE_KEY: keys}, "sampled").actions.numpy()
+                played = env.chunk_step(acted)
+                executed = int(played.executed.sum())
+                np.testing.assert_allclose(labels[t : t + executed], expected[:executed], atol=1e-3)
+                assert np.abs(acted[0, :executed] - expected[:executed]).max() > 0.01
+                obs, t = played.obs, t + executed
+            assert played.episodes and t == len(states)
+    first, second = (load_file(result.run_dir / f"round_{n}" / "student" / "model.safetensors") for n in (1, 2))
+    assert any(not torch.equal(first[name], x) for name, x in second.items())
+    counted = [line["demos/num_env_steps"] for line in read_metrics(result.run_dir) if "demos/num_env_steps" in line]
+    assert len(counted) == 3 and result.completed_steps == 41

@@ -254,3 +254,20 @@ def rank_main(rank: int, port: int, directory: Path, expected: tuple[Any, ...]) 
 
 def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
     spawn(rank_main, 2, tmp_path, trained(tmp_path))
+
+
+def test_only_demonstrations_and_successes_are_imitated_and_micro_batches_change_nothing(tmp_path: Path) -> None:
+    states = []
+    for micro in (8, 24):
+        settings = ["off_policy.algorithm=td3_bc", "replay.shares={online: 0.5, successes: 0.5}", "actor.optim.eps=1e-3"]
+        sizes = ["actor.global_batch_size=24", f"actor.micro_batch_size={micro}", "off_policy.updates_per_step=3"]
+        actor = filled(tmp_path / str(micro), *settings, *sizes)
+        metrics = actor.run_training(3)["metrics"]
+        assert metrics["train/actor/imitation_loss"] > 0 and np.isfinite(metrics["train/critic/cql"])
+        states.append({name: x.clone() for name, x in actor.policy.state_dict().items()})
+    for name, x in states[0].items():
+        torch.testing.assert_close(x, states[1][name], atol=2e-6, rtol=0, msg=name)
+    chosen, places = {"online": np.arange(3), "successes": np.arange(5)}, np.arange(8)
+    batch = actor.replay.read(actor.replay.pool("online")[:8])
+    assert actor._imitated(chosen, batch, places)[:, 0].tolist() == [False] * 3 + [True] * 5
+    assert actor._imitated({"online": np.arange(8)}, batch, places).all()

@@ -11,7 +11,7 @@ from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.config.plan import Plan, env_card_of, observed
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
-from rlinf_lite.config.rules import DEMONSTRATED, near_multiples, quotient, rule
+from rlinf_lite.config.rules import DEMONSTRATED, TRAINED, near_multiples, quotient, rule
 from rlinf_lite.config.schema import Config, DataConfig
 from rlinf_lite.hub import hub_problem, on_hub
 
@@ -26,12 +26,8 @@ def _imitation_has_a_length(config: Config, plan: Plan) -> Iterator[Problem]:
 @rule("data", "env.id", "env.task", "env.options", "replay.shares", kinds=DEMONSTRATED)
 def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Problem]:
     card = env_card_of(config)
-    if (
-        card is None
-        or not reads_demonstrations(config)
-        or config.data.teacher_dir is not None
-        or not _writes_demonstrations(config)
-    ):
+    asks = _writes_demonstrations(config) or config.data.dagger.rounds > 0
+    if card is None or config.data.teacher_dir is not None or not asks:
         return
     lacking = card.lacks_expert(config.env.task, config.env.options)
     if lacking is not None:
@@ -42,12 +38,7 @@ def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Probl
 @rule("data", "env.id", "env.task", "env.options", "replay.shares", kinds=DEMONSTRATED)
 def _videos_have_even_sizes(config: Config, plan: Plan) -> Iterator[Problem]:
     seen = observed(config)
-    if (
-        seen is None
-        or not reads_demonstrations(config)
-        or config.data.pictures != "video"
-        or not _writes_demonstrations(config)
-    ):
+    if seen is None or config.data.pictures != "video" or not _writes_demonstrations(config):
         return
     for name, (height, width) in seen.cameras.items():
         if height % 2 or width % 2:
@@ -90,6 +81,19 @@ def _only_imitation_reads_a_dataset(config: Config, plan: Plan) -> Iterator[Prob
         if value != DataConfig.model_fields[name].default:
             text = f"is {value}, and runner.task_type: embodied reads no dataset. Set that to sft, or leave this out"
             yield Problem(f"data.{name}", text)
+
+
+@rule("data.dagger", "data.stride", "data.source", "model.num_action_chunks", "runner.task_type", kinds=TRAINED)
+def _the_expert_labels_whole_chunks(config: Config, plan: Plan) -> Iterator[Problem]:
+    data, chunk = config.data, config.model.num_action_chunks
+    if not data.dagger.rounds:
+        return
+    if config.runner.task_type != "sft":
+        text = f"is {data.dagger.rounds}, and DAgger is imitation. Set runner.task_type to sft, or leave this out"
+        yield Problem("data.dagger.rounds", text)
+    elif (data.stride or (1 if data.source == "folder" else chunk)) != chunk:
+        text = "in rounds of DAgger the expert says a chunk at each of the student's decisions, and chunks that begin"
+        yield Problem("data.stride", f"{text} between these would be no plan of its. Set it to {chunk}")
 
 
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=DEMONSTRATED)
