@@ -138,6 +138,8 @@ class LossNeeds:
     cannot fall by more than 1."""
     unread: tuple[str, ...] = ()
     """Keys of `algorithm` that other losses read but this one does not; setting one is a mistake."""
+    teacher: bool = False
+    """The log-probabilities of a teacher (`teacher.model_dir`)."""
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,7 @@ ESTIMATORS = Registry(
         "reinforce_plus_plus": Entry(
             "rlinf_lite.algorithms.advantages:reinforce_plus_plus", EstimatorNeeds(whole_episodes=True)
         ),
+        "opd": Entry("rlinf_lite.algorithms.advantages:opd", EstimatorNeeds()),
         "reinforce_plus_plus_baseline": Entry("rlinf_lite.algorithms.advantages:reinforce_plus_plus_baseline", _GROUPS),
     },
 )
@@ -337,6 +338,9 @@ LOSSES = Registry(
         "dppo_tv": Entry(
             "rlinf_lite.algorithms.losses:dppo_tv",
             LossNeeds(probabilities=True, behaviour=True, clips_below=True, unread=("clip_ratio_c",)),
+        ),
+        "opd": Entry(
+            "rlinf_lite.algorithms.losses:opd", LossNeeds(unread=("clip_ratio_c", "behaviour_kl_coef"), teacher=True)
         ),
     },
 )

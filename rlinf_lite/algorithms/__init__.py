@@ -32,6 +32,7 @@ from rlinf_lite.algorithms.losses import dppo_tv as dppo_tv
 from rlinf_lite.algorithms.losses import gspo as gspo
 from rlinf_lite.algorithms.losses import kl_penalty as kl_penalty
 from rlinf_lite.algorithms.losses import loss_denominator as loss_denominator
+from rlinf_lite.algorithms.losses import opd as opd
 from rlinf_lite.algorithms.losses import policy_loss as policy_loss
 from rlinf_lite.algorithms.losses import ppo as ppo
 from rlinf_lite.algorithms.losses import register_policy_loss as register_policy_loss

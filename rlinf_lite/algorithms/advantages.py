@@ -55,6 +55,11 @@ def compute_advantages(name: str, inputs: AdvantageInputs, cfg: BaseAlgorithmCon
     return estimator(inputs, cfg)
 
 
+def opd(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
+    """Zeros: distillation from a teacher (the loss `opd`) reads no rewards."""
+    return AdvantageOutputs(torch.zeros_like(inputs.rewards), torch.zeros_like(inputs.rewards))
+
+
 def gae(inputs: AdvantageInputs, cfg: BaseAlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). Needs `values`.
 

@@ -30,14 +30,15 @@ def register_policy_loss(
     behaviour: bool = False,
     clips_below: bool = False,
     unread: tuple[str, ...] = (),
+    teacher: bool = False,
 ) -> Callable[[PolicyLossFn], PolicyLossFn]:
     """Decorator that makes a policy loss available as `algorithm.loss_type: <name>`, and records what it needs.
 
     `probabilities`: probabilities of tokens, not densities of continuous actions. `behaviour`: the log-probabilities of
     the policy that acted, for its own correction. `clips_below`: an `algorithm.clip_ratio_low` of less than 1.
-    `unread`: keys of `algorithm` that have no effect on it.
+    `unread`: keys of `algorithm` that have no effect on it. `teacher`: the log-probabilities of a teacher.
     """
-    return LOSSES.register(name, LossNeeds(probabilities, behaviour, clips_below, unread))
+    return LOSSES.register(name, LossNeeds(probabilities, behaviour, clips_below, unread, teacher))
 
 
 def policy_loss(name: str, inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
@@ -142,6 +143,22 @@ def dppo_tv(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
     up, down = (advantages > 0) & (moved > cfg.clip_ratio_high), (advantages < 0) & (moved < -cfg.clip_ratio_low)
     losses = torch.where(up | down, 0.0, -advantages * ratio) + cfg.behaviour_kl_coef * log_ratio.square()
     return _policy_outputs(losses, log_ratio, ratio, up | down, inputs, cfg)
+
+
+def opd(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
+    """On-policy distillation: -log p * A, with A = log t - log b of the teacher and of the policy before the updates,
+    not normalised. Over actions that the policy has sampled, and at its first update, the gradient is that of
+    KL(policy || teacher). Rewards and advantages are not read.
+
+    Metrics as in `ppo`, without the dual clip's, and `teacher_kl`, the mean of -A. Nothing is clipped.
+    """
+    teacher = require(inputs.teacher_logprobs, "teacher_logprobs", "opd").detach()
+    advantages = _valid(teacher.float() - inputs.old_logprobs.float(), inputs.mask)
+    log_ratio = _log_ratio(inputs)
+    losses = -_valid(inputs.logprobs, inputs.mask) * advantages
+    outputs = _policy_outputs(losses, log_ratio, log_ratio.exp(), torch.zeros_like(losses), inputs, cfg)
+    outputs.metrics["teacher_kl"] = masked_mean(-advantages, inputs.mask)
+    return outputs
 
 
 def value_loss(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:

@@ -52,12 +52,13 @@ class LossInputs:
     returns: Tensor | None = None  # [B, T]
     weights: Tensor | None = None  # [B, T]; factors of the policy loss, as `correction` gives them
     behaviour_logprobs: Tensor | None = None  # [B, T]; of the policy that acted, if `old_logprobs` are of another one
+    teacher_logprobs: Tensor | None = None  # [B, T]; of a teacher, for the same actions
     denominator: Tensor | float | None = None
     dp_size: int = 1
 
     def __post_init__(self) -> None:
         names = ("logprobs", "old_logprobs", "advantages", "entropy", "values", "old_values", "returns", "weights")
-        _check_shapes(self, (*names, "behaviour_logprobs"), ())
+        _check_shapes(self, (*names, "behaviour_logprobs", "teacher_logprobs"), ())
 
 
 @dataclass(frozen=True, eq=False)

@@ -529,6 +529,14 @@ class ActorConfig(TrainConfig):
     tokenizer: PolicyTokenizerConfig = PolicyTokenizerConfig()
 
 
+class TeacherConfig(Section):
+    """A frozen policy that scores the student's actions (`algorithm.loss_type: opd`)."""
+
+    model_dir: str | None = None
+    """Directory of a policy with the same inputs, chunks and tokens as the student's: a checkpoint, a run, or a policy
+    directory."""
+
+
 class WeightSyncConfig(Section):
     bucket_bytes: PositiveInt = 256 * 1024 * 1024
     """Largest extra memory of one weight transfer, in bytes."""
@@ -584,6 +592,7 @@ class Config(BaseConfig):
     env: EnvConfig = Field(default_factory=EnvConfig)
     rollout: RolloutConfig = RolloutConfig()
     model: ModelConfig = Field(default_factory=ModelConfig)
+    teacher: TeacherConfig = TeacherConfig()
     off_policy: OffPolicyConfig = OffPolicyConfig()
     replay: ReplayConfig = ReplayConfig()
     data: DataConfig = DataConfig()

@@ -41,7 +41,7 @@ from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import VECTORS
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import NOISE_KEY, Policy, build_policy
+from rlinf_lite.models import NOISE_KEY, Policy, build_policy, load_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.training.earlier import EarlierWeights
@@ -62,6 +62,7 @@ class _Batch:
 
     forward_inputs: dict[str, Tensor]
     acted: Tensor  # [n, C, D]: log-probabilities computed while acting
+    teacher: Tensor | None  # [n, C, D]: log-probabilities of a teacher
     proximal: Tensor  # [n, C, D]: log-probabilities that ratios are formed with; the same if nothing is recomputed
     versions: Tensor  # int64 [n]: versions of the weights that acted
     values: Tensor  # [n, 1 or C]
@@ -84,6 +85,7 @@ class EmbodiedFSDPActor(Worker):
     layout: Layout
     policy: Policy
     learner: Learner
+    teacher: Policy | None
     earlier: EarlierWeights
     version: int
 
@@ -105,6 +107,7 @@ class EmbodiedFSDPActor(Worker):
         self.policy = build_policy(cfg, spec).train()
         if cfg.actor.frozen_dtype == "bf16":
             cast_parameters(self.policy, torch.bfloat16, frozen_only=True)
+        self.teacher = None if cfg.teacher.model_dir is None else self._taught_by(cfg.teacher.model_dir)
         self.learner = Learner(self, self.policy, cfg, "actor")
         self.learner.start_training(cfg.actor.optim, total_steps, cfg.algorithm.critic_warmup_steps)
         self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
@@ -112,6 +115,16 @@ class EmbodiedFSDPActor(Worker):
             limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
             self.sender = WeightSender(self, "rollout", layout.weight_routes, *limits, cfg.weight_sync.cuda_ipc)
         return self.learner.num_parameters
+
+    def _taught_by(self, directory: str) -> Policy:
+        """The teacher, which scores what the student did. Raises ValueError if it is of another kind."""
+        teacher, student = load_policy(directory).to(self.device).eval().requires_grad_(False), self.policy
+        sizes = [(x.policy_id, x.num_action_chunks, x.action_dim, x.reads()) for x in (teacher, student)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"teacher.model_dir: {directory} is {sizes[0]}, and the student {sizes[1]}. Name one alike"
+            )
+        return teacher
 
     def sync_model_to_rollout(self, number: int = 0) -> None:
         """Send the present weights to the rollout workers, as transfer `number`. A rollout worker in this process gets
@@ -174,6 +187,7 @@ class EmbodiedFSDPActor(Worker):
             self.batch = _Batch(
                 forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
                 acted=own.logprobs.flatten(0, 1),
+                teacher=None,
                 proximal=own.logprobs.flatten(0, 1),
                 versions=own.versions.flatten(),
                 values=own.values.flatten(0, 1),
@@ -203,6 +217,10 @@ class EmbodiedFSDPActor(Worker):
             with self.timer("log-probs"):
                 batch.proximal = self._score()
             self._measure_drift(batch.proximal, batch.acted, batch.mask, batch.versions, sums)
+        if self.teacher is not None:
+            with self.timer("teacher"), torch.no_grad():
+                teacher = self.teacher
+                batch.teacher = self._computed(lambda _, x: {"": teacher(x).logprobs.float()})[""]
         if self.earlier.arrived(batch.versions[batch.mask.any(-1)], self.version):
             with self.timer("log-probs"):
                 self._measure_earlier(sums)
@@ -246,9 +264,9 @@ class EmbodiedFSDPActor(Worker):
         cannot read.
         """
         cfg = self.cfg
-        first = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
-        self.demonstrations = DemonstrationPool(first)
-        found = policy_statistics(first, self.spec, self.policy.relative_actions)
+        begun_with = Demonstrations(Path(frames), cfg.model.num_action_chunks, stride_of(cfg))
+        self.demonstrations = DemonstrationPool(begun_with)
+        found = policy_statistics(begun_with, self.spec, self.policy.relative_actions)
         is_fresh = start_dir(cfg) is None
         if statistics is None:
             statistics = found if cfg.data.source == "folder" and is_fresh else {}
@@ -362,6 +380,7 @@ class EmbodiedFSDPActor(Worker):
             returns=at_level(batch.returns[index]) if with_values else None,
             weights=weights,
             behaviour_logprobs=summed(acted),
+            teacher_logprobs=None if batch.teacher is None else summed(batch.teacher[index].to(device)),
             denominator=denominator.to(device),
             dp_size=self.world_size,
         )

@@ -259,7 +259,11 @@ def test_two_ranks_train_as_one_does(tmp_path: Path) -> None:
 def test_only_demonstrations_and_successes_are_imitated_and_micro_batches_change_nothing(tmp_path: Path) -> None:
     states = []
     for micro in (8, 24):
-        settings = ["off_policy.algorithm=td3_bc", "replay.shares={online: 0.5, successes: 0.5}", "actor.optim.eps=1e-3"]
+        settings = [
+            "off_policy.algorithm=td3_bc",
+            "replay.shares={online: 0.5, successes: 0.5}",
+            "actor.optim.eps=1e-3",
+        ]
         sizes = ["actor.global_batch_size=24", f"actor.micro_batch_size={micro}", "off_policy.updates_per_step=3"]
         actor = filled(tmp_path / str(micro), *settings, *sizes)
         metrics = actor.run_training(3)["metrics"]

@@ -9,7 +9,8 @@ from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import loss_needs_of, needs_of
 from rlinf_lite.config.plan import Plan, policy_card_of
-from rlinf_lite.config.rules import REINFORCED, rule
+from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.rules import REINFORCED, TRAINED, rule
 from rlinf_lite.config.schema import BaseAlgorithmConfig, Config
 
 _LEVELS = ("chunk_level", "action_level", "token_level")  # from coarse to fine
@@ -90,6 +91,25 @@ def _loss_reads_what_is_set(config: Any, plan: Any) -> Iterator[Problem]:
             usual = "null" if default is None else f"{default:g}"
             text = f"is {value:g}, and {config.algorithm.loss_type} does not read it. Set it to {usual}"
             yield Problem(f"algorithm.{name}", f"{text}, or algorithm.loss_type to {' or '.join(readers)}")
+
+
+@rule("algorithm.loss_type", "algorithm.adv_type", "teacher.model_dir", kinds=TRAINED)
+def _teacher_for_those_who_learn_from_one(config: Config, plan: Plan) -> Iterator[Problem]:
+    loss, directory = config.algorithm.loss_type, config.teacher.model_dir
+    asks = config.runner.task_type == "embodied" and loss_needs_of(config).teacher
+    if asks and directory is None:
+        yield Problem("teacher.model_dir", f"is null, and {loss} learns from a teacher. Name its directory")
+    elif asks and not (policy_directory(str(directory)) / "config.json").is_file():
+        yield Problem(
+            "teacher.model_dir", f"{directory} holds no policy (no config.json). Name a policy or a checkpoint"
+        )
+    elif directory is not None and not asks:
+        learns = {"sft": "imitation has data.teacher_dir instead", "off_policy": "off-policy runs learn from no teacher"}
+        why = learns.get(config.runner.task_type, f"{loss} learns from no teacher")
+        yield Problem("teacher.model_dir", f"is set, and {why}. Leave it out")
+    if asks and needs_of(config).values:
+        text = f"{config.algorithm.adv_type} trains a critic on rewards, which {loss} does not read. Set it to the"
+        yield Problem("algorithm.adv_type", f"{text} estimator of the same name")
 
 
 @rule("algorithm.loss_type", "algorithm.logprob_type", "model.id", kinds=("embodied",))
