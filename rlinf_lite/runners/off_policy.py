@@ -11,12 +11,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlinf_lite.config import Config
 from rlinf_lite.config.names import reads_demonstrations
+from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, read_provenance
 from rlinf_lite.metrics import env_metrics
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.full_disk import DiskFullError, has_no_room, room_at
 from rlinf_lite.scheduler import Handle, WorkerError
+from rlinf_lite.training.replay import DemonstratedTransitions, ReplayError
 from rlinf_lite.workers.off_policy import DEMONSTRATIONS
 
 
@@ -35,7 +38,8 @@ class OffPolicyRunner(EmbodiedRunner):
         """Collect and decode the demonstrations, if batches draw from them."""
         self.replay_directory.mkdir(parents=True, exist_ok=True)
         if reads_demonstrations(self.cfg):
-            _, frames = self._demonstrations()
+            dataset, frames = self._demonstrations()
+            check_transitions(self.cfg, dataset.directory, frames)
             (self.replay_directory / DEMONSTRATIONS).write_text(json.dumps({"frames": str(frames.absolute())}))
 
     def run_step(self, step: int) -> None:
@@ -64,9 +68,15 @@ class OffPolicyRunner(EmbodiedRunner):
             if not has_no_room(error.__cause__):
                 raise
             room = room_at(self.replay_directory)
-            raise DiskFullError(
-                f"the replay buffer has no room: {room}. Make room, or lower replay.capacity"
-            ) from error
+            raise DiskFullError(f"the replay buffer has no room: {room}. Make room") from error
+
+    def _load(self, checkpoint: Path) -> None:
+        try:
+            super()._load(checkpoint)
+        except WorkerError as error:
+            if not isinstance(error.__cause__, ReplayError):
+                raise
+            raise CheckpointError(f"{checkpoint}: {error.__cause__}") from error
 
     def save_checkpoint(self) -> Path | None:
         """As in other runs; then transitions that no kept checkpoint goes back to are deleted."""
@@ -79,3 +89,18 @@ class OffPolicyRunner(EmbodiedRunner):
                 raise CheckpointError(f"a checkpoint in {self.store.root} names no replay buffer: {error}") from error
             self._wait(self.actor.forget_replay(before), what="old transitions to be deleted")
         return saved
+
+
+def check_transitions(cfg: Config, dataset: Path, frames: Path) -> None:
+    """Raise DemonstrationError if the demonstrations in `dataset`, decoded into `frames`, make no transitions."""
+    ignores, chunk, gamma = cfg.env.train.ignore_terminations, cfg.model.num_action_chunks, cfg.off_policy.gamma
+    try:
+        DemonstratedTransitions(frames, chunk, gamma, None, ignores)
+    except ReplayError as error:
+        raise DemonstrationError(f"data.demos_dir: {dataset} {error}") from error
+    if (dataset / "meta" / PROVENANCE).is_file():
+        noise = read_provenance(dataset)["made_from"].get("data.action_noise", 0.0)
+        if noise:
+            text = f"was played with noise on the actions (data.action_noise={noise:g}) that it does not hold, so that"
+            advice = "what follows is not what its actions led to. Collect another without noise"
+            raise DemonstrationError(f"data.demos_dir: {dataset} {text} {advice}")

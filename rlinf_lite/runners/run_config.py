@@ -21,7 +21,7 @@ CONFIG = "config.yaml"
 _FIXED = (
     *("runner.seed", "env", "model", "data", "reward", "sft"),
     *("rollout.num_chunks", "rollout.model_dir", "algorithm.group_size"),
-    *("off_policy.num_critics", "off_policy.hidden_sizes", "off_policy.layer_norm", "replay.capacity"),
+    *("off_policy.num_critics", "off_policy.hidden_sizes", "off_policy.layer_norm"),
     *("actor.checkpoint_load_path", "actor.tokenizer", "critic.model_dir"),
 )
 """Sections and keys that identify a run: seed, environment or data, model, sizes. Changing one needs

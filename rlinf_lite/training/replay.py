@@ -33,6 +33,11 @@ POOLS = ("online", "successes", "failures", "demonstrations")
 those that failed; demonstrations."""
 
 
+Field = tuple[NDArray[Any], NDArray[np.bool_] | None]
+"""Values of a field in a step [B, T, ...]; those of following observations [n, ...], with the places [B, T] that have
+one."""
+
+
 class ReplayError(ValueError):
     """A replay buffer that cannot be used."""
 
@@ -107,7 +112,7 @@ class ReplayBuffer:
         self._steps_per_file = max(1, _FILE_DECISIONS // (num_envs * num_decisions))
         self._files: dict[int, dict[str, NDArray[Any]]] = {}
         """Mapped files by field, by number: [steps, N, T, ...]."""
-        self._end = 0
+        self._end = self._floor = 0  # the floor: steps before it are not here
         self._flags: dict[int, NDArray[np.int8]] = {}
         """By step, of all ranks' decisions int8 [N, T]: bits `_VALID`, `_ENDED`, `_KNOWN`, `_SUCCESS`."""
         self._pools: dict[str, NDArray[np.int64]] = {}
@@ -115,7 +120,12 @@ class ReplayBuffer:
     @property
     def first(self) -> int:
         """The oldest step that can be drawn."""
-        return max(self._end - self._most, 0)
+        return max(self._end - self._most, self._floor)
+
+    @property
+    def num_decisions(self) -> int:
+        """Decisions of an environment in a step."""
+        return self._shape[1]
 
     @property
     def end(self) -> int:
@@ -132,30 +142,26 @@ class ReplayBuffer:
             ReplayError: if the directory holds transitions of another shape.
             OSError: if there is no room.
         """
-        fields = _fields(block)
+        self._write(step, _fields(block))
+        self._go_to(step + 1, {**self._flags, step: flags})
+
+    def _write(self, step: int, fields: Mapping[str, Field]) -> None:
+        """Write this rank's rows of a step. Not by the mapped files: a full disk would end the process."""
         number, within = divmod(step, self._steps_per_file)
-        directory = self._made(number, fields)
-        starts = {name: np.cumsum([0, *where.sum(1)]) for name, (_, where) in fields.items() if where is not None}
-        sums = np.zeros(len(block.mask), np.uint32)
-        for index in range(len(sums)):
-            sums[index] = _row_crc({
-                name: values[index] if where is None else values[starts[name][index] : starts[name][index + 1]]
-                for name, (values, where) in fields.items()
-            })  # fmt: skip
-        num_envs, num_decisions = self._shape
+        directory, (num_envs, num_decisions) = self._made(number, fields), self._shape
         first = within * num_envs + self._rows.start
+        sums = np.zeros(self._rows.stop - self._rows.start, np.uint32)
+        for row in range(len(sums)):
+            sums[row] = _row_crc({name: _of_row(field, row) for name, field in fields.items()})
         for name, (values, where) in fields.items():
-            with open(
-                directory / name, "r+b", buffering=0
-            ) as file:  # not by the mapping: a full disk would end the process
+            with open(directory / name, "r+b", buffering=0) as file:
                 if where is None:
-                    _write(file, values, first * values[0].nbytes)
+                    _put_at(file, values, first * values[0].nbytes)
                 else:
                     for value, (row, t) in zip(values, np.argwhere(where), strict=True):
-                        _write(file, value, ((first + row) * num_decisions + t) * value.nbytes)
+                        _put_at(file, value, ((first + row) * num_decisions + t) * value.nbytes)
         with open(directory / _CRC, "r+b", buffering=0) as file:
-            _write(file, sums, first * sums.itemsize)
-        self._go_to(step + 1, {**self._flags, step: flags})
+            _put_at(file, sums, first * sums.itemsize)
 
     def pool(self, name: str) -> NDArray[np.int64]:
         """The places of a pool's transitions, in the order of steps: int64 [n], numbers for `read`."""
@@ -188,7 +194,8 @@ class ReplayBuffer:
             for name in _NUMBERS:
                 put(name, of_file, arrays[name][at])
             own = arrays["has_next"][at]
-            kept, following = tuple(x[own] for x in at), (at[0][~own], at[1][~own], at[2][~own] + 1)
+            later = np.minimum(at[2][~own] + 1, num_decisions - 1)  # of a decision that is no transition: any
+            kept, following = tuple(x[own] for x in at), (at[0][~own], at[1][~own], later)
             for name in (key for key in arrays if key.startswith(_NEXT)):
                 seen = _OBS + name.removeprefix(_NEXT)
                 put(seen, of_file, arrays[seen][at])
@@ -205,42 +212,75 @@ class ReplayBuffer:
             next_inputs={name.removeprefix(_NEXT): x for name, x in tensors.items() if name.startswith(_NEXT)},
         )
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to come back to this buffer: where it is, its steps, and checksums by this rank's
-        environments. Checkpoints of all ranks together have those of all environments."""
-        found = {"directory": str(self.directory.absolute()), "first": self.first, "end": self._end}
-        return {**found, _CRC: self._checksums(self.first, self._end)}
+    def state(self, end: int) -> dict[str, Any]:
+        """What a checkpoint of the first `end` steps needs to come back to this buffer: where it is, its steps, and
+        checksums by this rank's environments. Checkpoints of all ranks together have those of all environments."""
+        first = max(end - self._most, self._floor)
+        found = {"directory": str(self.directory.absolute()), "first": first, "end": end}
+        return {**found, _CRC: self._checksums(first, end)}
 
     def load(self, state: Mapping[str, Any]) -> dict[int, NDArray[np.int8]]:
-        """Find the steps that `state` describes (with the checksums of all environments), and check this rank's rows of
-        them. Returns the flags [B, T] of these rows, by step; with those of all ranks, `go_back` ends the return.
+        """Find this rank's rows of the steps that `state` describes (with the checksums of all environments): in the
+        directory of this run, or else in the one that it names, from which they are copied. Returns their flags [B, T],
+        by step; with those of all ranks, `go_back` ends the return.
 
         Raises:
             ReplayError: if steps are missing, or are not what they were.
         """
         first, end, there = int(state["first"]), int(state["end"]), Path(state["directory"])
-        if max(end - self._most, 0) != first:
-            text = f"the checkpoint holds steps {first} to {end - 1}, and this capacity {max(end - self._most, 0)} to"
-            raise ReplayError(f"replay.capacity: {text} {end - 1}. Set it to what it was")
-        if there != self.directory.absolute():
-            self._take(there, first, end)
-        flags = {}
-        for step in range(first, end):
-            number, within = divmod(step, self._steps_per_file)
-            arrays = self._opened(number)
-            for row in range(self._rows.start, self._rows.stop):
-                if _row_crc(_row(arrays, within, row)) != int(arrays[_CRC][within, row]):
-                    raise ReplayError(f"{self._path(number)}: environment {row} of step {step} is damaged. {_LOST}")
-            flags[step] = np.array(arrays["flags"][within, self._rows])
-        own = self._checksums(first, end)
+        problem = self._why_not(state)
+        if problem is not None and there != self.directory.absolute() and there.is_dir():
+            num_envs, num_decisions = self._shape
+            source = ReplayBuffer(
+                there, num_envs, self._rows, num_decisions, self._most * num_envs * num_decisions, 1.0
+            )
+            problem = source._why_not(state)
+            for step in range(first, end) if problem is None else ():
+                self._write(step, source._rows_of(step))
+        if problem is not None:
+            raise ReplayError(f"{problem}. {_LOST}")
+        return {step: self._rows_of(step)["flags"][0] for step in range(first, end)}
+
+    def go_back(self, first: int, end: int, flags: Mapping[int, NDArray[np.int8]]) -> None:
+        """Hold the steps from `first` to `end` - 1, or the newest of them. `flags`: those of all ranks [N, T], by
+        step."""
+        self._floor = first
+        self._go_to(end, flags)
+
+    def _why_not(self, state: Mapping[str, Any]) -> str | None:
+        """Why this rank's rows of the steps that `state` describes are not here; None: they are."""
+        first, end = int(state["first"]), int(state["end"])
+        try:
+            for step in range(first, end):
+                number, within = divmod(step, self._steps_per_file)
+                arrays, fields = self._opened(number), self._rows_of(step)
+                for row in range(self._rows.stop - self._rows.start):
+                    crc = _row_crc({name: _of_row(field, row) for name, field in fields.items()})
+                    if crc != int(arrays[_CRC][within, self._rows.start + row]):
+                        return f"{self._path(number)}: environment {self._rows.start + row} of step {step} is damaged"
+            own = self._checksums(first, end)
+        except ReplayError as error:
+            return str(error)
         if wrong := [row for row, crc in own.items() if crc != state[_CRC].get(row)]:
             text = f"steps {first} to {end - 1} of environments {', '.join(wrong)} are not those of the checkpoint"
-            raise ReplayError(f"{self.directory}: {text}. {_LOST}")
-        return flags
+            return f"{self.directory}: {text}"
+        return None
 
-    def go_back(self, end: int, flags: Mapping[int, NDArray[np.int8]]) -> None:
-        """Hold the steps up to `end` - 1. `flags`: those of all ranks [N, T], by step."""
-        self._go_to(end, flags)
+    def _rows_of(self, step: int) -> dict[str, Field]:
+        """This rank's rows of a step, as `_fields` has them."""
+        number, within = divmod(step, self._steps_per_file)
+        arrays = self._opened(number)
+        if within >= len(arrays["flags"]) or self._rows.stop > len(arrays["flags"][within]):
+            raise ReplayError(f"{self._path(number)} has no step {step} of environment {self._rows.stop - 1}")
+        rows = {name: np.array(x[within, self._rows]) for name, x in arrays.items() if not name.startswith(_NEXT)}
+        del rows[_CRC]
+        fields: dict[str, Field] = {name: (x, None) for name, x in rows.items()}
+        where = rows["has_next"]
+        return fields | {
+            name: (np.array(x[within, self._rows][where]), where)
+            for name, x in arrays.items()
+            if name.startswith(_NEXT)
+        }
 
     def forget(self, before: int) -> None:
         """Delete the files that have only steps before `before`, which no checkpoint goes back to."""
@@ -284,7 +324,7 @@ class ReplayBuffer:
     def _path(self, number: int) -> Path:
         return self.directory / f"steps_{number:06d}"
 
-    def _made(self, number: int, fields: Mapping[str, Any]) -> Path:
+    def _made(self, number: int, fields: Mapping[str, Field]) -> Path:
         """The directory of a file's fields, made if it is not there; any rank may come first."""
         shape = (self._steps_per_file, *self._shape)
         shapes = {name: ((*shape, *tail), dtype) for name, (tail, dtype) in _shapes(fields).items()}
@@ -299,7 +339,7 @@ class ReplayBuffer:
                 with open(made / name, "wb") as file:
                     file.truncate(int(np.prod(of_field)) * dtype.itemsize)
             (made / _DESCRIPTION).write_text(json.dumps(described))
-            _put(made, path)
+            _name(made, path)
         if (found := json.loads((path / _DESCRIPTION).read_text())) != described:
             raise ReplayError(f"{path} holds {found}, and this run plays {described}. Name another run")
         return path
@@ -314,19 +354,8 @@ class ReplayBuffer:
                     for name, (shape, dtype) in described.items()
                 }
             except (OSError, ValueError) as error:
-                raise ReplayError(f"{path} cannot be read: {error}. {_LOST}") from error
+                raise ReplayError(f"{path} cannot be read: {error}") from error
         return self._files[number]
-
-    def _take(self, there: Path, first: int, end: int) -> None:
-        """Copy the files of another run."""
-        for number in range(first // self._steps_per_file, -(-end // self._steps_per_file)):
-            source, target = there / self._path(number).name, self._path(number)
-            if not (source / _DESCRIPTION).is_file():
-                raise ReplayError(f"{source} is missing. {_LOST}")
-            made = target.with_name(f".{target.name}_{os.getpid()}_{self._rows.start}")
-            shutil.rmtree(made, ignore_errors=True)
-            shutil.copytree(source, made)
-            _put(made, target)
 
 
 _VALID, _ENDED, _KNOWN, _SUCCESS = 1, 2, 4, 8
@@ -369,8 +398,8 @@ class DemonstratedTransitions:
         found = self._demos.frames
         if found.rewards is None:
             raise ReplayError(
-                f"data.demos_dir: {frames} has no feature next.reward, which critics learn from. Collect demonstrations"
-                " with `rlinf-lite collect`, or add it"
+                "has no feature next.reward, which critics learn from. Collect demonstrations with `rlinf-lite collect`"
+                " or add it"
             )
         last = (found.episodes[:, 0] + found.episodes[:, 1] - 1)[self._demos.episodes(np.arange(len(self._demos)))]
         # chunks begin at every frame, so that the number of a chunk is that of its frame among all episodes' frames
@@ -380,8 +409,8 @@ class DemonstratedTransitions:
         self._terminates = succeeded[self._demos.episodes(np.arange(len(self._demos)))] & self._reaches_end
         self._numbers = np.flatnonzero(~self._reaches_end | self._terminates)
         if not len(self._numbers):
-            text = f"has no transition: no episode succeeded, and all are shorter than a chunk of {chunk}"
-            raise ReplayError(f"data.demos_dir: {frames} {text}")
+            text = f"no episode succeeded, and all are shorter than a chunk of {chunk}"
+            raise ReplayError(f"has no transition: {text}. Collect others")
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -424,9 +453,8 @@ def drawn(
     return found
 
 
-def _fields(block: Block) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None]]:
-    """Values by field [B, T, ...]; those of following observations [n, ...], with the places [B, T] that have one."""
-    fields: dict[str, tuple[NDArray[Any], NDArray[np.bool_] | None]] = {}
+def _fields(block: Block) -> dict[str, Field]:
+    fields: dict[str, Field] = {}
     for name in _NUMBERS:
         fields[name] = np.ascontiguousarray(getattr(block, name).numpy()), None
     fields["flags"] = flags_of(block), None
@@ -436,17 +464,20 @@ def _fields(block: Block) -> dict[str, tuple[NDArray[Any], NDArray[np.bool_] | N
     return fields
 
 
-def _shapes(fields: Mapping[str, tuple[NDArray[Any], Any]]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _shapes(fields: Mapping[str, Field]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     return {
         name: (values.shape[2:] if where is None else values.shape[1:], values.dtype)
         for name, (values, where) in fields.items()
     }
 
 
-def _row(arrays: Mapping[str, NDArray[Any]], within: int, row: int) -> dict[str, NDArray[Any]]:
-    """The values of an environment in a step, as `_row_crc` takes them."""
-    found = {name: x[within, row] for name, x in arrays.items() if name != _CRC}
-    return {name: x[found["has_next"]] if name.startswith(_NEXT) else x for name, x in found.items()}
+def _of_row(field: Field, row: int) -> NDArray[Any]:
+    """The values of an environment in a step."""
+    values, where = field
+    if where is None:
+        return values[row]
+    before = np.cumsum([0, *where.sum(1)])
+    return values[before[row] : before[row + 1]]
 
 
 def _row_crc(values: Mapping[str, NDArray[Any]]) -> int:
@@ -456,14 +487,14 @@ def _row_crc(values: Mapping[str, NDArray[Any]]) -> int:
     return crc
 
 
-def _write(file: Any, values: NDArray[Any], offset: int) -> None:
+def _put_at(file: Any, values: NDArray[Any], offset: int) -> None:
     content = np.ascontiguousarray(values).tobytes()
     while content:  # an OSError says that there is no room
         written = os.pwrite(file.fileno(), content, offset)
         content, offset = content[written:], offset + written
 
 
-def _put(made: Path, path: Path) -> None:
+def _name(made: Path, path: Path) -> None:
     """Give a directory its name, unless another rank was faster."""
     try:
         os.rename(made, path)

@@ -131,6 +131,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
             parts.append(part)
         with self.timer("store transitions"):
             block = Played.concat(parts)
+            if not self.cfg.env.train.auto_reset:  # the next step begins new episodes: no outcome of theirs is of these
+                block.ended[:, -1] = True
             flags = self._all_gather(torch.from_numpy(flags_of(block))).numpy()
             self.replay.add(step, block, flags)
 
@@ -138,8 +140,11 @@ class OffPolicyActor(EmbodiedFSDPActor):
         """Train `updates_per_step` times on batches from the replay buffer. Returns `train/*` and `replay/*` metrics,
         the same on every rank, and spans."""
         step, own, sums = self.version if step is None else step, self.cfg.off_policy, MetricSums()
-        pools = self._pool_sizes()
-        enough = pools["online"] >= self.cfg.replay.min_size and step >= own.random_steps
+        pools, shares = self._pool_sizes(), self.cfg.replay.shares
+        # a buffer that is full has held more
+        enough = pools["online"] >= self.cfg.replay.min_size or self.replay.first > 0
+        enough = enough and step >= own.random_steps and any(pools[name] for name, share in shares.items() if share)
+        self.learner.to_device(with_optimizer=True)  # critics' updates act with it
         with self.timer("train"):
             for learner in (self.learner, self.critic_learner):
                 learner.set_learning_rate(step)
@@ -159,7 +164,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         super().save_checkpoint(directory)
         training = Path(directory) / "training_state"
         self.critic_learner.save(training / "critics" / "model", training / "critics")
-        state = self.replay.state()
+        state = self.replay.state(self.version)
         sums = torch.tensor([state["checksum"][str(row)] for row in self._own_rows()], dtype=torch.int64)
         state["checksum"] = dict(
             zip(map(str, range(self.layout.num_envs)), self._all_gather(sums).tolist(), strict=True)
@@ -178,11 +183,12 @@ class OffPolicyActor(EmbodiedFSDPActor):
         own = self.replay.load(state)
         steps = list(own)
         if not steps:
-            self.replay.go_back(int(state["end"]), {})
+            self.replay.go_back(int(state["first"]), int(state["end"]), {})
             return
         stacked = torch.from_numpy(np.stack([own[step] for step in steps], 1))  # [B, steps, T]
         gathered = self._all_gather(stacked).numpy()
-        self.replay.go_back(int(state["end"]), {step: gathered[:, i] for i, step in enumerate(steps)})
+        flags = {step: gathered[:, i] for i, step in enumerate(steps)}
+        self.replay.go_back(int(state["first"]), int(state["end"]), flags)
 
     def _own_rows(self) -> range:
         return range(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
@@ -206,7 +212,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         counted = step * own.updates_per_step + number
         shares = {str(name): share for name, share in cfg.replay.shares.items()}
         chosen = drawn(pools, cfg.actor.global_batch_size, shares, [cfg.runner.seed, step, number])
-        batch, places = self._read(chosen)
+        batch, places, counts = self._read(chosen)
         subset = np.random.default_rng([cfg.runner.seed, step, number, 1]).permutation(own.num_critics)
         acts = counted % own.actor_interval == 0
         temperature = self.critics.log_temperature.detach().exp()
@@ -235,8 +241,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
             loss, metrics = self.losses.critic(inputs, own)
             if acts and own.learn_temperature:
                 loss = loss + temperature_loss(critics.log_temperature, logprobs, self.target_entropy)
-            found.add({f"train/critic/{name}": x.mean() for name, x in metrics.items()}, weight=len(part))
-            return self._mean(loss)
+            found.add({f"train/critic/{name}": x.mean() for name, x in metrics.items()}, weight=len(part) * counts)
+            return self._mean(loss) * counts
 
         def actor_loss(policy: Policy, part: np.ndarray, found: MetricSums) -> Tensor:
             some, index = self._to_device(batch, part), torch.from_numpy(part)
@@ -250,8 +256,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
                     # the mean over this part's actions, with the weight that they have among those of the whole batch
                     imitation = imitation * float(mask.sum() / num_imitated * cfg.actor.global_batch_size / len(part))
             loss, metrics = self.losses.actor(ActorInputs(logprobs, q, temperature, imitation), own)
-            found.add({f"train/actor/{name}": x.mean() for name, x in metrics.items()}, weight=len(part))
-            return self._mean(loss)
+            found.add({f"train/actor/{name}": x.mean() for name, x in metrics.items()}, weight=len(part) * counts)
+            return self._mean(loss) * counts
 
         self.critic_learner.update(parts, critic_loss, sums, where, samples)
         if acts:
@@ -271,8 +277,9 @@ class OffPolicyActor(EmbodiedFSDPActor):
         good = np.concatenate([np.full(len(x), name in _IMITATED) for name, x in chosen.items()])[places]
         return batch.mask & torch.from_numpy(good if set(chosen) & set(_IMITATED) else np.ones_like(good))[:, None]
 
-    def _read(self, chosen: dict[str, Any]) -> tuple[Transitions, np.ndarray]:
-        """This rank's transitions of a batch, and their places in it."""
+    def _read(self, chosen: dict[str, Any]) -> tuple[Transitions, np.ndarray, int]:
+        """This rank's transitions of a batch, their places in it, and whether they count: 0 where a rank has none, so
+        that it takes part with a decision that does not."""
         parts, places, before = list[Transitions](), list[np.ndarray](), 0
         for name, positions in chosen.items():
             in_batch = before + np.arange(len(positions))
@@ -288,7 +295,10 @@ class OffPolicyActor(EmbodiedFSDPActor):
                 parts.append(found)
                 places.append(in_batch[mine])
             before += len(positions)
-        return Transitions.concat(parts), np.concatenate(places)
+        if not parts:
+            own = ((self.replay.end - 1) * self.layout.num_envs + self._own_rows().start) * self.replay.num_decisions
+            return self.replay.read(np.array([own])), np.zeros(1, np.int64), 0
+        return Transitions.concat(parts), np.concatenate(places), 1
 
     def _parts(self, num_own: int) -> list[np.ndarray]:
         return np.array_split(np.arange(num_own), -(-num_own // self.cfg.actor.micro_batch_size))

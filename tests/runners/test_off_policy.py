@@ -3,15 +3,21 @@
 import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlinf_lite.cli.collect import collect
+from rlinf_lite.config import ConfigError
+from rlinf_lite.data.demonstrations import DemonstrationError
+from rlinf_lite.data.lerobot.frames import Frames
+from rlinf_lite.models import load_policy
 from rlinf_lite.runners import OffPolicyRunner
 from rlinf_lite.runners.full_disk import DiskFullError
-from rlinf_lite.training.replay import ReplayBuffer
+from rlinf_lite.training.replay import DemonstratedTransitions, ReplayBuffer
 from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_SAC, read_metrics
 from tests.runners.counting_env import LENGTHS, LIMIT
 
@@ -36,7 +42,7 @@ COUNTING = [
 def replay_of(checkpoint, rows=slice(0, NUM_ENVS)):
     state = json.loads((checkpoint / "training_state" / "replay.json").read_text())
     buffer = ReplayBuffer(checkpoint.parents[1] / "replay", NUM_ENVS, rows, T, 1000, GAMMA)
-    buffer.go_back(state["end"], buffer.load(state))
+    buffer.go_back(state["first"], state["end"], buffer.load(state))
     return buffer
 
 
@@ -110,12 +116,90 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_a_resume_ends_as_if_nothin
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(
-            DiskFullError, match=r"the replay buffer has no room: .* bytes are free\. Make room, or lower"
-        ):
+        with pytest.raises(DiskFullError, match=r"the replay buffer has no room: .* bytes are free\. Make room"):
             runner.run()
     assert runner.store.newest().name == "step_000002"
     start.stop()
     resumed = begin("full", "runner.resume=auto").run()
     found, expected = (load_file(x.checkpoint / "policy" / "model.safetensors") for x in (resumed, whole))
     assert all(torch.equal(found[name], x) for name, x in expected.items())
+
+
+def test_no_outcome_is_that_of_another_steps_episode(start):
+    """Every step begins new episodes, and cuts those that are not at their end."""
+    result = start("env.train.auto_reset=false", "rollout.num_chunks=2", small=COUNTING, config="gym_pendulum_sac_mlp",
+                   workers=OFF_POLICY_WORKERS, runner_class=OffPolicyRunner).run()  # fmt: skip
+    state = json.loads((result.checkpoint / "training_state" / "replay.json").read_text())
+    buffer = ReplayBuffer(result.run_dir / "replay", NUM_ENVS, slice(0, NUM_ENVS), 2, 1000, GAMMA)
+    buffer.go_back(state["first"], state["end"], buffer.load(state))
+    seeds = buffer.read(buffer.pool("successes")).inputs["state"][:, 0].long()
+    assert len(seeds) and {LENGTHS[int(seed) % 3] for seed in seeds} <= {3, 5}
+    assert not len(buffer.pool("failures"))
+
+
+def begin_rlpd(start, *more):
+    """A short run from demonstrations of Tabletop's expert, and what it plays itself."""
+    settings = [x for x in SMALL_SAC if not x.startswith(("env.", "rollout.num_chunks"))]
+    own = [
+        "env.id=tabletop",
+        "env.task=pick",
+        "env.options.obs_mode=state",
+        "env.train.num_envs=4",
+        "rollout.num_chunks=2",
+    ]
+    own += ["model.num_action_chunks=4", "replay.shares={demonstrations: 0.5, online: 0.5}", "data.num_episodes=8"]
+    return start(*own, "env.eval={num_envs: 4, num_episodes: 4}", *more, small=settings, config="gym_pendulum_sac_mlp",
+                 workers=OFF_POLICY_WORKERS, runner_class=OffPolicyRunner)  # fmt: skip
+
+
+def test_demonstrations_are_transitions_with_their_rewards_and_a_resume_reads_the_same(start, tmp_path):
+    saved = ["runner.save_interval=1", "off_policy.actor_interval=2", "off_policy.algorithm=td3_bc"]
+    whole = begin_rlpd(start, *saved, "runner.max_steps=3", f"runner.logger.log_path={tmp_path / 'whole'}").run()
+    start.stop()
+    begin_rlpd(start, *saved, "runner.max_steps=2", f"runner.logger.log_path={tmp_path / 'half'}").run()
+    start.stop()
+    resume = ["runner.resume=auto", "runner.max_steps=3", f"runner.logger.log_path={tmp_path / 'half'}"]
+    resumed = begin_rlpd(start, *saved, *resume).run()
+    for name in ("policy", "training_state/critics/model"):
+        found, expected = (load_file(x.checkpoint / name / "model.safetensors") for x in (resumed, whole))
+        assert all(torch.equal(found[key], x) for key, x in expected.items())
+
+    frames = Path(json.loads((whole.run_dir / "replay" / "demonstrations.json").read_text())["frames"])
+    policy = load_policy(whole.checkpoint)
+    found, demos = Frames(frames), DemonstratedTransitions(frames, 4, GAMMA, policy, False)
+    batch, at = demos.read(np.arange(len(demos))), 0
+    for first, length in found.episodes.tolist():
+        for t in range(length):
+            executed = min(4, length - t)
+            rewards = [GAMMA**i * float(found.rewards[first + t + i]) for i in range(executed)]
+            assert float(batch.rewards[at]) == pytest.approx(sum(rewards), rel=1e-5)
+            ends = t + 4 >= length
+            assert float(batch.discounts[at]) == pytest.approx(0 if ends else GAMMA**4)
+            assert batch.mask[at].tolist() == [i < executed for i in range(4)]
+            np.testing.assert_array_equal(batch.inputs["state"][at], found.state[first + t])
+            if not ends:
+                np.testing.assert_array_equal(batch.next_inputs["state"][at], found.state[first + t + 4])
+            at += 1
+    assert at == len(demos) and float(batch.rewards.max()) > 0
+
+
+def test_demonstrations_with_noise_are_refused(start, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"data\.action_noise: is 0\.2, and demonstrations hold the actions without it"
+    ):
+        begin_rlpd(start, "data.action_noise=0.2")
+    words = ["--env", "tabletop", "--task", "pick", "--out", str(tmp_path / "noisy"), "--episodes", "4"]
+    assert collect([*words, "env.options.obs_mode=state", "data.action_noise=0.1"]) == 0
+    folder = ["data.source=folder", f"data.demos_dir={tmp_path / 'noisy'}"]
+    with pytest.raises(
+        DemonstrationError, match=r"noisy was played with noise on the actions \(data\.action_noise=0\.1\)"
+    ):
+        begin_rlpd(start, *folder).run()
+
+
+def test_nothing_trains_while_the_pools_that_batches_draw_from_are_empty(start):
+    result = start("off_policy.random_steps=0", "replay.shares={successes: 1.0, online: 0.0}", "replay.min_size=1",
+                   small=SMALL_SAC, config="gym_pendulum_sac_mlp", workers=OFF_POLICY_WORKERS,
+                   runner_class=OffPolicyRunner).run()  # fmt: skip
+    lines = [line for line in read_metrics(result.run_dir) if "replay/successes" in line]
+    assert len(lines) == 3 and not any("train/critic/critic_loss" in line or line["replay/successes"] for line in lines)

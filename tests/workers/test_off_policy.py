@@ -146,10 +146,10 @@ def test_updates_are_those_of_stable_baselines3(
     theirs = Theirs(ours)
     read, noise = ours._read, ours._noise
 
-    def reading(chosen: dict[str, Any]) -> tuple[Transitions, np.ndarray]:
-        batch, places = read(chosen)
-        theirs.batches.append(batch)
-        return batch, places
+    def reading(chosen: dict[str, Any]) -> tuple[Transitions, np.ndarray, int]:
+        found = read(chosen)
+        theirs.batches.append(found[0])
+        return found
 
     def drawing(update: int, places: np.ndarray, which: int) -> torch.Tensor:
         drawn = noise(update, places, which)
@@ -230,10 +230,23 @@ def trained(directory: Path, rank: int = 0, world_size: int = 1, port: int = 0) 
         whole = Played(torch.arange(NUM_ENVS), played(step))
         block = whole.rows(slice(rank * share, (rank + 1) * share)).block
         actor.replay.add(step, block, flags_of(whole.block))
+        if step == 3:  # as few as make a rank that has none of them likely
+            actor.cfg = actor.cfg.model_copy(
+                update={"actor": actor.cfg.actor.model_copy(update={"global_batch_size": 2})}
+            )
         metrics.append(actor.run_training(step)["metrics"])
         if step == 1:
             saved = directory / f"saved_{world_size}"
             actor.save_checkpoint(str(saved))
+    # a rank without a transition of the batch, and all ranks with them again
+    block = played(4)
+    block.success[:] = torch.where(torch.arange(NUM_ENVS) == 0, 1, 0)[:, None]
+    block.ended.fill_(True)
+    own = Played(torch.arange(NUM_ENVS), block).rows(slice(rank * share, (rank + 1) * share)).block
+    actor.replay.add(4, own, flags_of(block))
+    replay = actor.cfg.replay.model_copy(update={"shares": {"successes": 1.0}})
+    actor.cfg = actor.cfg.model_copy(update={"replay": replay})
+    metrics.append(actor.run_training(4)["metrics"])
     actor.load_checkpoint(str(directory / "saved_1"), 2)
     assert actor.replay.end == 2
     weights = {**actor.policy.state_dict(), **actor.critics.state_dict()}

@@ -104,7 +104,10 @@ def _teacher_for_those_who_learn_from_one(config: Config, plan: Plan) -> Iterato
             "teacher.model_dir", f"{directory} holds no policy (no config.json). Name a policy or a checkpoint"
         )
     elif directory is not None and not asks:
-        learns = {"sft": "imitation has data.teacher_dir instead", "off_policy": "off-policy runs learn from no teacher"}
+        learns = {
+            "sft": "imitation has data.teacher_dir instead",
+            "off_policy": "off-policy runs learn from no teacher",
+        }
         why = learns.get(config.runner.task_type, f"{loss} learns from no teacher")
         yield Problem("teacher.model_dir", f"is set, and {why}. Leave it out")
     if asks and needs_of(config).values:

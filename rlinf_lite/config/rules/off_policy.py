@@ -61,9 +61,6 @@ def _buffer_holds_a_step(config: Config, plan: Plan) -> Iterator[Problem]:
     if samples and replay.capacity < samples:
         text = f"{replay.capacity} decisions are fewer than the {samples} of one step. Use more"
         yield Problem("replay.capacity", text)
-    if replay.min_size > replay.capacity:
-        text = f"{replay.min_size} transitions are never there: replay.capacity is {replay.capacity}. Use less"
-        yield Problem("replay.min_size", text)
     if not any(replay.shares.values()):
         yield Problem("replay.shares", "gives no pool a share. Use, for example, {online: 1}")
 
@@ -98,6 +95,16 @@ def _policy_samples_with_gradients(config: Config, plan: Plan) -> Iterator[Probl
         text = f"{config.model.id} has no sample_with_logprob, by which off-policy learning trains it"
         others = [name for name in registry.POLICIES.names() if registry.policy_card(name).off_policy]
         yield Problem("model.id", f"{text}. Use {' or '.join(others)}, or write that method (docs/off_policy.md)")
+
+
+@rule("replay.shares", "data.action_noise", kinds=("off_policy",))
+def _demonstrated_actions_are_those_that_were_executed(config: Config, plan: Plan) -> Iterator[Problem]:
+    noise = config.data.action_noise
+    if noise and reads_demonstrations(config):
+        text = (
+            f"is {noise:g}, and demonstrations hold the actions without it, which critics would take for the cause of"
+        )
+        yield Problem("data.action_noise", f"{text} what followed. Set it to 0")
 
 
 @rule("replay.shares", "data", kinds=("off_policy",))
