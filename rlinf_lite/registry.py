@@ -340,7 +340,8 @@ LOSSES = Registry(
             LossNeeds(probabilities=True, behaviour=True, clips_below=True, unread=("clip_ratio_c",)),
         ),
         "opd": Entry(
-            "rlinf_lite.algorithms.losses:opd", LossNeeds(unread=("clip_ratio_c", "behaviour_kl_coef"), teacher=True)
+            "rlinf_lite.algorithms.losses:opd",
+            LossNeeds(clips_below=True, unread=("behaviour_kl_coef",), teacher=True),
         ),
     },
 )

@@ -146,17 +146,16 @@ def dppo_tv(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
 
 
 def opd(inputs: LossInputs, cfg: BaseAlgorithmConfig) -> LossOutputs:
-    """On-policy distillation: -log p * A, with A = log t - log b of the teacher and of the policy before the updates,
-    not normalised. Over actions that the policy has sampled, and at its first update, the gradient is that of
-    KL(policy || teacher). Rewards and advantages are not read.
+    """On-policy distillation: `ppo` with the advantages log t - log b, of the teacher and of the policy before the
+    updates, not normalised. Over actions that the policy has sampled, and at its first update, the gradient is that of
+    KL(policy || teacher); without the clip, later updates would push actions that the teacher dislikes without end.
+    Rewards and advantages are not read.
 
-    Metrics as in `ppo`, without the dual clip's, and `teacher_kl`, the mean of -A. Nothing is clipped.
+    Metrics as in `ppo`, and `teacher_kl`, the mean of log b - log t.
     """
     teacher = require(inputs.teacher_logprobs, "teacher_logprobs", "opd").detach()
     advantages = _valid(teacher.float() - inputs.old_logprobs.float(), inputs.mask)
-    log_ratio = _log_ratio(inputs)
-    losses = -_valid(inputs.logprobs, inputs.mask) * advantages
-    outputs = _policy_outputs(losses, log_ratio, log_ratio.exp(), torch.zeros_like(losses), inputs, cfg)
+    outputs = ppo(replace(inputs, advantages=advantages), cfg)
     outputs.metrics["teacher_kl"] = masked_mean(-advantages, inputs.mask)
     return outputs
 

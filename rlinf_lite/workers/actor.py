@@ -117,13 +117,16 @@ class EmbodiedFSDPActor(Worker):
         return self.learner.num_parameters
 
     def _taught_by(self, directory: str) -> Policy:
-        """The teacher, which scores what the student did. Raises ValueError if it is of another kind."""
-        teacher, student = load_policy(directory).to(self.device).eval().requires_grad_(False), self.policy
+        """The teacher, which scores what the student did, with the run's settings of exploration. Raises ValueError if
+        it is of another kind."""
+        key, student = "teacher.model_dir", self.policy
+        try:
+            teacher = load_policy(directory, self.cfg.model).to(self.device).eval().requires_grad_(False)
+        except ValueError as error:
+            raise ValueError(f"{key}: {directory} does not fit the student: {error}") from error
         sizes = [(x.policy_id, x.num_action_chunks, x.action_dim, x.reads()) for x in (teacher, student)]
         if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"teacher.model_dir: {directory} is {sizes[0]}, and the student {sizes[1]}. Name one alike"
-            )
+            raise ValueError(f"{key}: {directory} is {sizes[0]}, and the student {sizes[1]}. Name one alike")
         return teacher
 
     def sync_model_to_rollout(self, number: int = 0) -> None:

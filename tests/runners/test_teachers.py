@@ -1,0 +1,58 @@
+"""Distillation on the student's own actions: what a teacher of the same kind makes of them."""
+
+import pytest
+
+from rlinf_lite.config import ConfigError
+from rlinf_lite.scheduler import WorkerError
+from tests.runners.conftest import SMALL_PENDULUM, read_metrics
+from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
+from tests.runners.test_flow_runs import TOGETHER
+
+OPD = ["algorithm.adv_type=opd", "algorithm.loss_type=opd", "algorithm.critic_warmup_steps=0"]
+KINDS = {
+    "tokens": ("tabletop_ppo_vla", "assets/tabletop_vla"),
+    "flow": ("tabletop_ppo_flow", "assets/tabletop_flow"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_teacher_that_is_the_student_teaches_nothing(start, kind):
+    config, teacher = KINDS[kind]
+    settings = [*OPD, f"teacher.model_dir={teacher}", "runner.max_steps=1"]
+    lines = read_metrics(start(*settings, config=config, small=[*SMALL_TABLETOP, *TOGETHER]).run().run_dir)
+    [line] = [line for line in lines if "train/actor/teacher_kl" in line]
+    assert abs(line["train/actor/teacher_kl"]) < 1e-4 and abs(line["train/actor/policy_loss"]) < 1e-2
+
+
+def test_a_student_of_a_gaussian_policy_comes_nearer_to_its_teacher(start):
+    small = [x for x in SMALL_PENDULUM if not x.startswith("algorithm.")]
+    teacher = start("runner.save_interval=3", "model.options.log_std_init=-1.5").run()
+    start.stop()
+    settings = [*OPD, f"teacher.model_dir={teacher.run_dir}", "runner.max_steps=40", "actor.optim.lr=1e-2"]
+    lines = read_metrics(start(*settings, small=small).run().run_dir)
+    found = [line["train/actor/teacher_kl"] for line in lines if "train/actor/teacher_kl" in line]
+    assert len(found) == 40 and sum(found[-5:]) < 0.5 * sum(found[:5])
+
+
+def test_teachers_that_cannot_teach_are_named(start, tmp_path):
+    small = [x for x in SMALL_PENDULUM if not x.startswith("algorithm.")]
+    for settings, said in (
+        (OPD, r"teacher\.model_dir: is null, and opd learns from a teacher"),
+        ([*OPD, f"teacher.model_dir={tmp_path}"], r"teacher\.model_dir: .* holds no policy"),
+        (["teacher.model_dir=assets/tabletop_vla"], r"teacher\.model_dir: is set, and ppo learns from no teacher"),
+        (["algorithm.loss_type=opd", "teacher.model_dir=assets/tabletop_vla"], r"adv_type: gae trains a critic"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            start(*settings, small=small)
+    with pytest.raises(WorkerError, match=r"teacher\.model_dir: assets/tabletop_vla does not fit the student: model"):
+        start(*OPD, "teacher.model_dir=assets/tabletop_vla", small=small)
+    start.stop()
+    chunks = [x for x in small if not x.startswith("rollout.num_chunks")]
+    with pytest.raises(WorkerError, match=r"is \('openvla', 4, 3, .* and the student \('mlp_gaussian', 4, 1"):
+        start(
+            *OPD,
+            "teacher.model_dir=assets/tabletop_vla",
+            "model.num_action_chunks=4",
+            "rollout.num_chunks=8",
+            small=chunks,
+        )
