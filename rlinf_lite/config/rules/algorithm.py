@@ -9,7 +9,7 @@ from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import loss_needs_of, needs_of
 from rlinf_lite.config.plan import Plan, policy_card_of
-from rlinf_lite.config.resources import policy_directory
+from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 from rlinf_lite.config.rules import REINFORCED, TRAINED, rule
 from rlinf_lite.config.schema import BaseAlgorithmConfig, Config
 
@@ -100,9 +100,14 @@ def _teacher_for_those_who_learn_from_one(config: Config, plan: Plan) -> Iterato
     if asks and directory is None:
         yield Problem("teacher.model_dir", f"is null, and {loss} learns from a teacher. Name its directory")
     elif asks and not (policy_directory(str(directory)) / "config.json").is_file():
-        yield Problem(
-            "teacher.model_dir", f"{directory} holds no policy (no config.json). Name a policy or a checkpoint"
-        )
+        yield Problem("teacher.model_dir", f"{directory} holds no policy (no config.json). Name one, or a checkpoint")
+    elif asks:
+        said = policy_config(policy_directory(str(directory)))
+        theirs = said.get("policy_id", config.model.id), chunk_of(said) or config.model.num_action_chunks
+        if theirs != (ours := (config.model.id, config.model.num_action_chunks)):
+            kinds = [f"{name} with chunks of {chunk}" for name, chunk in (theirs, ours)]
+            text = f"{directory} is {kinds[0]}, and the student {kinds[1]}. Name one alike"
+            yield Problem("teacher.model_dir", text)
     elif directory is not None and not asks:
         learns = {
             "sft": "imitation has data.teacher_dir instead",
