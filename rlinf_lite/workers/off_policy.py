@@ -218,7 +218,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         temperature = self.critics.log_temperature.detach().exp()
         noise = [self._noise(counted, places, which) for which in (0, 1)]
         imitated = self._imitated(chosen, batch, places) if self.needs.imitation and acts else batch.mask
-        num_imitated = imitated.sum().double()[None]
+        num_imitated = imitated.sum().double()[None] * counts
         if self.needs.imitation and acts:
             num_imitated = self.learner.over_ranks(num_imitated).clamp(min=1)
         where = f"step {step}, update {number}"
