@@ -304,6 +304,7 @@ POLICIES = Registry(
         "pi0": "rlinf_lite.models.flow.card:Pi0",
         "pi05": "rlinf_lite.models.flow.card:Pi05",
         "smolvla": "rlinf_lite.models.flow.card:SmolVLA",
+        "steered": "rlinf_lite.models.steering.card:Steering",
     },
 )
 _GROUPS = EstimatorNeeds(groups=True, whole_episodes=True)

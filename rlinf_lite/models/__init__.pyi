@@ -16,6 +16,7 @@ from .bases import VelocityPolicy as VelocityPolicy
 from .check import check_policy as check_policy
 from .flow.sampler import Sampler as Sampler
 from .gaussian_actor.policy import GaussianActor as GaussianActor
+from .gaussian_actor.policy import TanhGaussian as TanhGaussian
 from .heads import CategoricalTokens as CategoricalTokens
 from .heads import Gaussian as Gaussian
 from .mlp.policy import MLPGaussianPolicy as MLPGaussianPolicy
@@ -26,3 +27,4 @@ from .registry import policy_class as policy_class
 from .registry import register_policy as register_policy
 from .sampling import normal_noise as normal_noise
 from .sampling import uniform_noise as uniform_noise
+from .steering.policy import SteeredFlow as SteeredFlow

@@ -108,6 +108,9 @@ class Policy(nn.Module, ABC):
     action_dim: int
     dimension_names: Mapping[str, Sequence[str]] = {}
     """Names of the dimensions of `state` (if the policy reads one) and `action`, where known; saved in checkpoints."""
+    chosen_dim: int | None = None
+    """Off-policy: how many numbers a decision chooses, where these are not its actions; `predict_action_batch` in mode
+    train then has them as `chosen` [B, 1, `chosen_dim`] in its `forward_inputs`. None: the actions."""
     relative_actions = 0
     """Number of leading action dimensions that are relative to the state at the beginning of the chunk; statistics of
     actions must be relative too."""

@@ -17,6 +17,7 @@ from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, Pol
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.heads import CategoricalTokens, Gaussian
 from rlinf_lite.models.pictures import resized
+from rlinf_lite.models.sampling import START_NOISE
 
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import ModelConfig
@@ -275,7 +276,7 @@ class VelocityPolicy(BuiltPolicy):
         inputs = self._on_device(self.inputs(obs))
         prefix, values = self._prefix(inputs)
         keys, shape = row_noise_keys(obs, len(values)), (self.num_action_chunks, self.action_dim)
-        chain = self.sampler.act(self._velocity(prefix), keys, shape, mode, values.device)
+        chain = self.sampler.act(self._velocity(prefix), keys, shape, mode, values.device, obs.get(START_NOISE))
         kept = {**inputs, "visited": chain.visited, "step": chain.step} if mode == "train" else {}
         return ActionOutput(self._to_env(chain.actions.clamp(-1.0, 1.0)), chain.logprobs, values, kept)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +20,9 @@ from rlinf_lite.models.tensor_files import read_tensors, write_tensors
 
 PICTURE = "image."
 """Prefix of the name of a camera's pictures among the inputs."""
+WORDS = "words"
+"""The name of the instruction's words among the inputs."""
+_VOCABULARY, _MOST_WORDS, _WORD = 4096, 24, 32  # numbers of words, the most of a sentence, numbers of an embedding
 _LATENT = 50  # numbers of a camera, as in DrQ and verl-vla
 
 
@@ -24,17 +30,30 @@ class Encoder(nn.Module):
     """State [b, S] and pictures uint8 [b, H, W, 3] by camera as one vector [b, size]: pictures through four 3 x 3
     convolutions of 32 channels, a linear layer, LayerNorm and tanh (DrQ, arXiv:2004.13649); the state as it is."""
 
-    def __init__(self, state_dim: int, cameras: Mapping[str, Sequence[int]]) -> None:
+    def __init__(self, state_dim: int, cameras: Mapping[str, Sequence[int]], reads_words: bool = False) -> None:
+        """`reads_words`: whether the inputs have `words` (`word_numbers`), whose embeddings are averaged."""
         super().__init__()
         self.state_dim, self.cameras = state_dim, list(cameras)
+        self.words = nn.EmbeddingBag(_VOCABULARY, _WORD, mode="mean", padding_idx=0) if reads_words else None
         self.eyes = nn.ModuleList(_eye(*size) for size in cameras.values())
-        self.size = state_dim + _LATENT * len(self.cameras)
+        self.size = state_dim + _LATENT * len(self.cameras) + _WORD * reads_words
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         parts = [inputs["state"].float()] if self.state_dim else []
         for camera, eye in zip(self.cameras, self.eyes, strict=True):
             parts.append(eye(inputs[PICTURE + camera].permute(0, 3, 1, 2).float() / 255 - 0.5))
+        if self.words is not None:
+            parts.append(self.words(inputs[WORDS]))
         return torch.cat(parts, dim=-1)
+
+
+def word_numbers(sentences: Sequence[str]) -> NDArray[np.int64]:
+    """Numbers of the words of each sentence, int64 [B, 24], the same in every process; 0 behind the last one."""
+    found = np.zeros((len(sentences), _MOST_WORDS), np.int64)
+    for row, sentence in enumerate(sentences):
+        words = sentence.lower().split()[:_MOST_WORDS]
+        found[row, : len(words)] = [1 + zlib.crc32(word.encode()) % (_VOCABULARY - 1) for word in words]
+    return found
 
 
 def _eye(height: int, width: int) -> nn.Sequential:
@@ -107,6 +126,7 @@ class Critics(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         layer_norm: bool = False,
         temperature: float = 1.0,
+        reads_words: bool = False,
     ) -> None:
         super().__init__()
         self._config: dict[str, Any] = {
@@ -118,10 +138,12 @@ class Critics(nn.Module):
             "hidden_sizes": list(hidden_sizes),
             "layer_norm": layer_norm,
             "temperature": temperature,
+            "reads_words": reads_words,
         }
         num_actions = chunk * (action_dim + (chunk > 1))
         self.online, self.target = (
-            _Values(Encoder(state_dim, cameras), num_critics, num_actions, hidden_sizes, layer_norm) for _ in range(2)
+            _Values(Encoder(state_dim, cameras, reads_words), num_critics, num_actions, hidden_sizes, layer_norm)
+            for _ in range(2)
         )
         self.target.requires_grad_(False)
         self.target.load_state_dict(self.online.state_dict())

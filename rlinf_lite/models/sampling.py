@@ -11,6 +11,8 @@ import numpy as np
 from rlinf_lite.envs.seeding import GOLDEN, finalised
 
 _GOLDEN = np.uint64(GOLDEN)
+START_NOISE = "start_noise"
+"""Key of `obs` under which a flow policy finds the noise to start from, [B, H, D], instead of drawing it."""
 
 
 def noise_keys(seed: int, env_ids: np.ndarray, decisions: np.ndarray | int) -> np.ndarray:

@@ -69,10 +69,13 @@ class ReplayRolloutWorker(MultiStepRolloutWorker):
             self.send(played.rows(rows), "actor", actor_rank, tag=step)
 
     def _decide(self, env_rank: int, message: ObsMessage) -> Tensor:
-        """Answer with actions of the policy, or with uniform ones in the first steps."""
+        """Answer with actions of the policy, or with uniform ones in the first steps. Returns what was chosen,
+        [B, C, D] or [B, 1, chosen_dim]."""
         step = (message.decision - message.t) // self.num_chunks
         if step >= self.cfg.off_policy.random_steps:
-            return self._answer(env_rank, message, self.cfg.runner.seed, "train").actions.float().cpu()
+            output = self._answer(env_rank, message, self.cfg.runner.seed, "train")
+            chosen = output.actions if self.policy.chosen_dim is None else output.forward_inputs["chosen"]
+            return chosen.float().cpu()
         low, high = np.array(self.spec.action_low), np.array(self.spec.action_high)
         keys = noise_keys(self.cfg.runner.seed, message.noise_ids, message.decision)
         uniform = uniform_noise(keys, self.policy.num_action_chunks * len(low)).reshape(len(keys), -1, len(low))
@@ -94,17 +97,19 @@ class OffPolicyActor(EmbodiedFSDPActor):
         """Build policy, critics, optimizers and the replay buffer in `directory`; returns the number of parameters."""
         cfg, own = self.cfg, self.cfg.off_policy
         num_parameters = super().init(layout, spec, total_steps)
+        chosen = self.policy.chosen_dim
+        self._chosen = (self.policy.num_action_chunks, self.policy.action_dim) if chosen is None else (1, chosen)
         reads = self.policy.reads()
         cameras = {} if reads is None else reads.cameras
         self.critics = Critics(
             0 if reads is None else reads.state_dim,
             cameras,
-            self.policy.num_action_chunks,
-            self.policy.action_dim,
+            *self._chosen,
             own.num_critics,
             own.hidden_sizes,
             own.layer_norm,
             own.temperature,
+            reads_words=self.policy.chosen_dim is not None,
         )
         self.critics.log_temperature.requires_grad_(own.learn_temperature)
         self.critic_learner = Learner(self, self.critics, cfg, "critic")
@@ -112,8 +117,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         self.critic_learner.start_training(cfg.actor.optim.model_copy(update={"lr": lr}), total_steps)
         self.losses: OffPolicyLosses = OFF_POLICY.get(own.algorithm)
         self.needs = off_policy_needs(own.algorithm)
-        num_actions = self.policy.num_action_chunks * self.policy.action_dim
-        self.target_entropy = float(-num_actions) if own.target_entropy is None else own.target_entropy
+        self.target_entropy = -float(math.prod(self._chosen)) if own.target_entropy is None else own.target_entropy
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
         self._offset, self._scale = (high + low) / 2, (high - low) / 2
         num_chunks = cfg.rollout.num_chunks or -(-spec.max_episode_steps // cfg.model.num_action_chunks)
@@ -235,7 +239,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
                     next_q = critics.target_values(some.next_inputs, following, subset[: own.target_subset].tolist())
                     now, logprobs = self._sampled(some.inputs, noise[0][index])
                 q_policy = critics(some.inputs, now, self._all_executed(now)) if self.needs.policy_values else None
-                q = critics(some.inputs, self._normalized(some.actions), some.mask)
+                q = critics(some.inputs, self._normalized(some.actions), self._seen(some.mask))
             inputs = CriticInputs(q.float(), some.rewards, some.discounts, next_q.float(), next_logprobs, temperature)
             inputs.q_policy = q_policy
             loss, metrics = self.losses.critic(inputs, own)
@@ -309,16 +313,21 @@ class OffPolicyActor(EmbodiedFSDPActor):
 
     def _noise(self, update: int, places: np.ndarray, which: int) -> Tensor:
         """Standard normal noise [b, C, D] for the transitions at these places of the batch of an update."""
-        shape = self.policy.num_action_chunks, self.policy.action_dim
         keys = noise_keys(self.cfg.runner.seed + 1, places * 2 + which, update)
-        return torch.from_numpy(normal_noise(keys, math.prod(shape))).view(-1, *shape)
+        return torch.from_numpy(normal_noise(keys, math.prod(self._chosen))).view(-1, *self._chosen)
 
     def _sampled(self, inputs: dict[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised actions [b, C, D] of the policy, and their log-probabilities [b]."""
         actions, logprobs = self.policy.sample_with_logprob(inputs, noise.to(self.device))
         return actions, logprobs.flatten(1).sum(1)
 
+    def _seen(self, mask: Tensor) -> Tensor:
+        """The mask [b, C] of what critics see: of a decision's choice as a whole, if that is not its actions."""
+        return mask if self.policy.chosen_dim is None else torch.ones_like(mask[:, :1])
+
     def _normalized(self, actions: Tensor) -> Tensor:
+        if self.policy.chosen_dim is not None:
+            return actions
         offset, scale = self._offset.to(actions.device), self._scale.to(actions.device)
         return ((actions - offset) / scale).clamp(-1.0, 1.0)
 

@@ -118,11 +118,11 @@ class Theirs:
 
 def pairs(ours: OffPolicyActor, theirs: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The parameters of both, of the same shape."""
-    actor: Any = ours.policy
+    policy: Any = ours.policy
     critics: Any = ours.critics
-    layers = theirs.actor.latent_pi
-    linear = [(actor.trunk[0], layers[0]), (actor.trunk[2], layers[2])]
-    linear += [(actor.mean, theirs.actor.mu), (actor.log_std, theirs.actor.log_std)]
+    head, layers = policy.head, theirs.actor.latent_pi
+    linear = [(head.trunk[0], layers[0]), (head.trunk[2], layers[2])]
+    linear += [(head.mean, theirs.actor.mu), (head.log_std, theirs.actor.log_std)]
     found = [pair for own, other in linear for pair in ((own.weight, other.weight), (own.bias, other.bias))]
     for own, others in ((critics.online, theirs.critic), (critics.target, theirs.critic_target)):
         for number, network in enumerate((others.qf0, others.qf1)):

@@ -59,6 +59,7 @@ from rlinf_lite.models.flow.published import read_config
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.graphs import Calls
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
+from rlinf_lite.models.sampling import START_NOISE
 from rlinf_lite.shipped import shipped
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class FlowPolicy(Policy):
         inputs = self._inputs(obs)
         num_rows, device = len(inputs["state"]), inputs["state"].device
         keys, shape = row_noise_keys(obs, num_rows), (self.cfg.horizon, self.cfg.max_action_dim)
-        drawn = self.sampler.draw(keys, shape, device)
+        drawn = self.sampler.draw(keys, shape, device, obs.get(START_NOISE))
         found = self.calls(self, self._act, inputs, *drawn, mode)
         actions, logprobs = self._to_env(self._executed(found["actions"]), obs), self._executed(found["logprobs"])
         if mode != "train":

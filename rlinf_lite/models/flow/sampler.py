@@ -137,14 +137,25 @@ class Sampler:
         return x
 
     def act(
-        self, velocity: Velocity, keys: np.ndarray, shape: tuple[int, int], mode: Mode, device: torch.device
+        self,
+        velocity: Velocity,
+        keys: np.ndarray,
+        shape: tuple[int, int],
+        mode: Mode,
+        device: torch.device,
+        start: Tensor | None = None,
     ) -> Chain:
         """`draw` with each row's own key, then `follow`; `shape` is (H, D)."""
-        return self.follow(velocity, *self.draw(keys, shape, device), mode)
+        return self.follow(velocity, *self.draw(keys, shape, device, start), mode)
 
-    def draw(self, keys: np.ndarray, shape: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-        """`draw_noise` and `draw_steps`."""
-        return self.draw_noise(keys, shape).to(device), self.draw_steps(keys).to(device)
+    def draw(
+        self, keys: np.ndarray, shape: tuple[int, int], device: torch.device, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`draw_noise`, with `start` [B, H, D] in place of the first noise if it is given, and `draw_steps`."""
+        noise = self.draw_noise(keys, shape).to(device)
+        if start is not None:
+            noise[:, 0] = start.to(device)
+        return noise, self.draw_steps(keys).to(device)
 
     def follow(self, velocity: Velocity, noise: Tensor, chosen: Tensor, mode: Mode) -> Chain:
         """Act from drawn noise. train: `explore`. sampled: the ODE from the noise; greedy: the ODE from 0, the mean of

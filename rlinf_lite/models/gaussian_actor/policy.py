@@ -24,9 +24,34 @@ _LOG_STD = (-20.0, 2.0)
 _EPSILON = 1e-6  # in the logarithm of tanh's slope, as Stable-Baselines3 has it
 
 
+class TanhGaussian(nn.Module):
+    """From an observation to a Gaussian over `num` numbers before tanh; layers, initial weights and log-probabilities
+    are those of Stable-Baselines3's SAC."""
+
+    def __init__(self, encoder: Encoder, num: int, hidden_sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        layers, width = list[nn.Module](), encoder.size
+        for size in hidden_sizes:
+            layers += [nn.Linear(width, size), nn.ReLU()]
+            width = size
+        self.trunk = nn.Sequential(*layers)
+        self.mean, self.log_std = nn.Linear(width, num), nn.Linear(width, num)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation [b, num]."""
+        hidden = self.trunk(self.encoder(inputs))
+        return self.mean(hidden).float(), self.log_std(hidden).float().clamp(*_LOG_STD)
+
+    def squashed(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """tanh(mean + std * noise) and its log-probabilities, both [b, num]."""
+        chosen = torch.tanh(mean + log_std.exp() * noise)
+        normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        return chosen, normal - torch.log(1 - chosen.square() + _EPSILON)
+
+
 class GaussianActor(Policy):
-    """Normalised actions tanh(mean + std * noise), which map onto the environment's bounds; layers, initial weights and
-    log-probabilities are those of Stable-Baselines3's SAC."""
+    """Normalised actions from a `TanhGaussian`, which map onto the environment's bounds."""
 
     policy_id, card = "gaussian_actor", GaussianActorCard
 
@@ -51,14 +76,7 @@ class GaussianActor(Policy):
         self.num_action_chunks, self.action_dim = num_action_chunks, len(action_low)
         low, high = torch.tensor(action_low), torch.tensor(action_high)
         self._offset, self._scale = (high + low) / 2, (high - low) / 2  # kept in config.json, not in the weights
-        self.encoder = Encoder(state_dim, cameras)
-        layers, width = list[nn.Module](), self.encoder.size
-        for size in hidden_sizes:
-            layers += [nn.Linear(width, size), nn.ReLU()]
-            width = size
-        self.trunk = nn.Sequential(*layers)
-        self.mean = nn.Linear(width, num_action_chunks * self.action_dim)
-        self.log_std = nn.Linear(width, num_action_chunks * self.action_dim)
+        self.head = TanhGaussian(Encoder(state_dim, cameras), num_action_chunks * self.action_dim, hidden_sizes)
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
@@ -91,15 +109,13 @@ class GaussianActor(Policy):
         return PolicyInputs(cameras, self._config["state_dim"])
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        inputs = {name: x.to(self.mean.weight.device) for name, x in self.sft_inputs(obs).items()}
-        mean, log_std = self._distribution(inputs)
-        if mode == "greedy":
-            noise = torch.zeros_like(mean)
-        else:
-            num_rows = len(mean)
-            drawn = normal_noise(row_noise_keys(obs, num_rows), self.num_action_chunks * self.action_dim)
-            noise = torch.from_numpy(drawn).view(mean.shape).to(mean.device)
-        actions, logprobs = _squashed(mean, log_std, noise)
+        inputs = {name: x.to(self.head.mean.weight.device) for name, x in self.sft_inputs(obs).items()}
+        mean, log_std = self.head(inputs)
+        noise = torch.zeros_like(mean)
+        if mode != "greedy":
+            drawn = normal_noise(row_noise_keys(obs, len(mean)), mean.shape[1])
+            noise = torch.from_numpy(drawn).to(mean.device)
+        actions, logprobs = (self._by_action(x) for x in self.head.squashed(mean, log_std, noise))
         kept = {**inputs, "before_tanh": mean + log_std.exp() * noise} if mode == "train" else {}
         in_bounds = self._offset + self._scale * actions.float().cpu()
         return ActionOutput(in_bounds, logprobs, mean.new_zeros(len(mean), 1), kept)
@@ -107,15 +123,17 @@ class GaussianActor(Policy):
     def sample_with_logprob(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised actions [b, C, D] with gradients, from standard normal `noise` [b, C, D], and their
         log-probabilities [b, C, D]. `inputs`: those of `sft_inputs`."""
-        return _squashed(*self._distribution(inputs), noise)
+        mean, log_std = self.head(inputs)
+        actions, logprobs = self.head.squashed(mean, log_std, noise.flatten(1))
+        return self._by_action(actions), self._by_action(logprobs)
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
         raise NotImplementedError("gaussian_actor has no value of an observation")
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
-        mean, log_std = self._distribution(forward_inputs)
+        mean, log_std = self.head(forward_inputs)
         noise = (forward_inputs["before_tanh"] - mean) * (-log_std).exp()
-        _, logprobs = _squashed(mean, log_std, noise)
+        logprobs = self._by_action(self.head.squashed(mean, log_std, noise)[1])
         return PolicyOutput(logprobs, -logprobs, mean.new_zeros(len(mean), 1))
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -129,20 +147,12 @@ class GaussianActor(Policy):
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Squared error of the most likely action, in normalised actions."""
-        offset, scale = self._offset.to(self.mean.weight.device), self._scale.to(self.mean.weight.device)
-        mean, _ = self._distribution(batch)
+        offset, scale = self._offset.to(self.head.mean.weight.device), self._scale.to(self.head.mean.weight.device)
+        mean = self._by_action(self.head(batch)[0])
         wanted = ((batch["actions"].float() - offset) / scale).clamp(-1.0, 1.0)
         error, mask = (torch.tanh(mean) - wanted).square().mean(-1), batch["mask"]
         return (error * mask).sum() / mask.sum().clamp(min=1)
 
-    def _distribution(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation [b, C, D] before tanh."""
-        hidden = self.trunk(self.encoder(inputs))
-        shape = (-1, self.num_action_chunks, self.action_dim)
-        return self.mean(hidden).float().view(shape), self.log_std(hidden).float().clamp(*_LOG_STD).view(shape)
-
-
-def _squashed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    actions = torch.tanh(mean + log_std.exp() * noise)
-    normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    return actions, normal - torch.log(1 - actions.square() + _EPSILON)
+    def _by_action(self, x: Tensor) -> Tensor:
+        """[b, C * D] as [b, C, D]."""
+        return x.view(-1, self.num_action_chunks, self.action_dim)

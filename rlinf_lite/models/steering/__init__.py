@@ -1,0 +1,1 @@
+"""A small policy that chooses the noise from which a frozen flow policy acts (DSRL)."""
