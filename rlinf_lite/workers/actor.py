@@ -62,7 +62,6 @@ class _Batch:
 
     forward_inputs: dict[str, Tensor]
     acted: Tensor  # [n, C, D]: log-probabilities computed while acting
-    teacher: Tensor | None  # [n, C, D]: log-probabilities of a teacher
     proximal: Tensor  # [n, C, D]: log-probabilities that ratios are formed with; the same if nothing is recomputed
     versions: Tensor  # int64 [n]: versions of the weights that acted
     values: Tensor  # [n, 1 or C]
@@ -71,6 +70,7 @@ class _Batch:
     mask: Tensor  # bool [n, C]
     global_mask: Tensor  # bool [N, C]
     valid: np.ndarray  # bool [N]: samples that train
+    teacher: Tensor | None = None  # [n, C, D]: log-probabilities of a teacher
 
 
 class EmbodiedFSDPActor(Worker):
@@ -190,7 +190,6 @@ class EmbodiedFSDPActor(Worker):
             self.batch = _Batch(
                 forward_inputs={name: x.flatten(0, 1) for name, x in own.forward_inputs.items()},
                 acted=own.logprobs.flatten(0, 1),
-                teacher=None,
                 proximal=own.logprobs.flatten(0, 1),
                 versions=own.versions.flatten(),
                 values=own.values.flatten(0, 1),
