@@ -9,7 +9,7 @@ from pathlib import Path
 from rlinf_lite.registry import ENVIRONMENTS, POLICIES, REGISTRIES
 
 PARTS = re.compile(
-    r"maniskill|tabletop|openvla|metaworld|libero|pi0|smolvla|mlp_gaussian|gaussian_actor|gymnasium", re.I
+    r"maniskill|tabletop|openvla|metaworld|libero|pi0|smolvla|mlp_gaussian|gaussian_actor|steered|gymnasium", re.I
 )
 
 

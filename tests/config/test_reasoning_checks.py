@@ -48,7 +48,7 @@ BROKEN = {
     "algorithm.correction.proximal: is interpolate, and kind: none has no proximal. Set it to recompute": [
         "algorithm.correction.proximal=interpolate"
     ],
-    "algorithm.clip_ratio_c: is 3, and gspo does not read it. Set it to null, or algorithm.loss_type to ppo": [
+    "algorithm.clip_ratio_c: is 3, and gspo does not read it. Set it to null, or algorithm.loss_type to opd or ppo": [
         "algorithm.loss_type=gspo",
         "algorithm.clip_ratio_c=3",
     ],
