@@ -85,7 +85,8 @@ def problems_of(name: str, *overrides: str) -> list[str]:
         (
             PPO,
             ["algorithm.loss_type=cispo", "algorithm.clip_ratio_low=1", "algorithm.clip_ratio_c=3"],
-            "algorithm.clip_ratio_c: is 3, and cispo does not read it. Set it to null, or algorithm.loss_type to opd or ppo",
+            "algorithm.clip_ratio_c: is 3, and cispo does not read it. Set it to null, or algorithm.loss_type to opd "
+            "or ppo",
         ),
         (
             PPO,
