@@ -85,7 +85,7 @@ class EmbodiedFSDPActor(Worker):
     layout: Layout
     policy: Policy
     learner: Learner
-    teacher: Policy | None
+    teacher: Policy | None = None
     earlier: EarlierWeights
     version: int
 

@@ -239,7 +239,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     inputs = random_inputs(0, False, False)
     with pytest.raises(UnknownAlgorithmError, match="Did you mean grpo"):
         compute_advantages("gpro", inputs, CFG)
-    with pytest.raises(ValueError, match="Known: gae, grpo, opo, reinforce_plus_plus"):
+    with pytest.raises(ValueError, match="Known: gae, grpo, opd, opo, reinforce_plus_plus"):
         compute_advantages("nope", inputs, CFG)
 
 

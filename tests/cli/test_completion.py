@@ -26,7 +26,7 @@ def offered(directory: Path, *words: str) -> set[str]:
     ("words", "expected"),
     [
         (["tr"], {"train"}),
-        (["train", "gym"], {"gym_pendulum_ppo_mlp"}),
+        (["train", "gym"], {"gym_pendulum_ppo_mlp", "gym_pendulum_sac_mlp"}),
         (["train", "gym_pendulum_ppo_mlp", "runner.se"], {"runner.seed="}),
         (["train", "env.train.num"], {"env.train.num_envs="}),
         (["train", "math_arithmetic_grpo", "data.num_p"], {"data.num_prompts="}),

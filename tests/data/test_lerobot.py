@@ -598,7 +598,9 @@ def test_memory_does_not_grow_with_the_frames(tmp_path):
     for name, dtype, of_one in (("actions", np.float32, (7,)), ("task", np.int32, ())):
         np.save(tmp_path / f"{name}.npy", np.zeros((num_frames, *of_one), dtype))
     np.save(tmp_path / "episodes.npy", np.array([[0, num_frames]]))
-    said = {"tasks": ["push"], "cameras": {"top": "images_0.npy"}, "has_state": False, "statistics": {}, "notes": []}
+    np.save(tmp_path / "successes.npy", np.ones(1, bool))
+    said = {"tasks": ["push"], "cameras": {"top": "images_0.npy"}, "has_state": False, "has_rewards": False}
+    said |= {"statistics": {}, "notes": []}
     (tmp_path / "contents.json").write_text(json.dumps(said))
     demos = Demonstrations(tmp_path, 8, 1)
     rng = np.random.default_rng(0)
