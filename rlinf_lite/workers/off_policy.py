@@ -199,7 +199,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
 
     def _pool_sizes(self) -> dict[str, int]:
         """The number of transitions in each pool that batches draw from, and of all that were played."""
-        wanted = list(dict.fromkeys(["online", *(name for name, share in self.cfg.replay.shares.items() if share)]))
+        shares = self.cfg.replay.shares
+        wanted = list(dict.fromkeys(["online", *(name for name, share in shares.items() if share)]))
         sizes: dict[str, int] = {name: len(self.replay.pool(name)) for name in wanted if name != "demonstrations"}
         if "demonstrations" in wanted:
             if self.demonstrated is None:
