@@ -198,7 +198,8 @@ def test_demonstrations_with_noise_are_refused(start, tmp_path):
 
 
 def test_nothing_trains_while_the_pools_that_batches_draw_from_are_empty(start):
-    result = start("off_policy.random_steps=0", "replay.shares={successes: 1.0, demonstrations: 0.0}", "replay.min_size=1",
+    own = ["off_policy.random_steps=0", "replay.min_size=1", "replay.shares={successes: 1.0, demonstrations: 0.0}"]
+    result = start(*own,
                    small=SMALL_SAC, config="gym_pendulum_sac_mlp", workers=OFF_POLICY_WORKERS,
                    runner_class=OffPolicyRunner).run()  # fmt: skip
     lines = [line for line in read_metrics(result.run_dir) if "replay/successes" in line]
