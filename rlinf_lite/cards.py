@@ -144,12 +144,10 @@ class LossNeeds:
 
 @dataclass(frozen=True)
 class OffPolicyNeeds:
-    """Needs of off-policy losses, declared when they are registered; `True`: they need that."""
+    """Needs of off-policy losses, declared when they are registered."""
 
     imitation: bool = False
-    """The policy's imitation loss on the batch (`Policy.sft_loss`)."""
-    policy_values: bool = False
-    """In the critics' loss, values of the policy's own actions in the transitions' observations."""
+    """Whether they need the policy's imitation loss on the batch (`Policy.sft_loss`)."""
     unread: tuple[str, ...] = ()
     """Keys of `off_policy` that other losses read but these do not; setting one is a mistake."""
 

@@ -355,7 +355,7 @@ OFF_POLICY = Registry(
             "rlinf_lite.algorithms.off_policy:sac",
             OffPolicyNeeds(unread=("bc_coef", "cql_coef", "cql_temperature")),
         ),
-        "td3_bc": Entry("rlinf_lite.algorithms.off_policy:td3_bc", OffPolicyNeeds(imitation=True, policy_values=True)),
+        "td3_bc": Entry("rlinf_lite.algorithms.off_policy:td3_bc", OffPolicyNeeds(imitation=True)),
     },
 )
 STRATEGIES = Registry(

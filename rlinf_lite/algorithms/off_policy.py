@@ -36,8 +36,8 @@ class CriticInputs:
     """Log-probabilities [b] of those actions."""
     temperature: Tensor
     """The weight of the entropy, a scalar."""
-    q_policy: Tensor | None = None
-    """Values [M, b] of the policy's actions in the transitions' observations; only for losses that need them."""
+    q_policy: Callable[[], Tensor]
+    """Values [M, b] of the policy's actions in the transitions' observations, computed when called."""
 
 
 @dataclass
@@ -67,12 +67,11 @@ class OffPolicyLosses:
 
 
 def register_off_policy(
-    name: str, imitation: bool = False, policy_values: bool = False, unread: tuple[str, ...] = ()
+    name: str, imitation: bool = False, unread: tuple[str, ...] = ()
 ) -> Callable[[OffPolicyLosses], OffPolicyLosses]:
-    """A function that makes losses available as `off_policy.algorithm: <name>`, and records what they need: the
-    policy's imitation loss, and critics' values of the policy's actions in the critic's loss. `unread`: keys of
-    `off_policy` that have no effect on them."""
-    return OFF_POLICY.register(name, OffPolicyNeeds(imitation, policy_values, unread))
+    """A function that makes losses available as `off_policy.algorithm: <name>`, and records whether they need the
+    policy's imitation loss. `unread`: keys of `off_policy` that have no effect on them."""
+    return OFF_POLICY.register(name, OffPolicyNeeds(imitation, unread))
 
 
 def td_target(inputs: CriticInputs, with_entropy: bool) -> Tensor:
@@ -101,11 +100,13 @@ def sac_actor(inputs: ActorInputs, cfg: OffPolicyConfig) -> Loss:
 
 def td3_bc_critic(inputs: CriticInputs, cfg: OffPolicyConfig) -> Loss:
     """As `sac_critic`, plus `cql_coef` times conservative Q-learning (Kumar et al. 2020, arXiv:2006.04779) in
-    verl-vla's form: the mean over critics of T logsumexp([Q(s, a), Q(s, pi)] / T) - Q(s, a). Metric besides: `cql`."""
-    assert inputs.q_policy is not None
+    verl-vla's form: the mean over critics of T logsumexp([Q(s, a), Q(s, pi)] / T) - Q(s, a). Metric besides, where
+    `cql_coef` is above 0: `cql`."""
     loss, metrics = sac_critic(inputs, cfg)
+    if not cfg.cql_coef:
+        return loss, metrics
     temperature = cfg.cql_temperature
-    both = torch.stack([inputs.q, inputs.q_policy]) / temperature
+    both = torch.stack([inputs.q, inputs.q_policy()]) / temperature
     cql = (temperature * both.logsumexp(dim=0) - inputs.q).mean(dim=0)
     return loss + cfg.cql_coef * cql, {**metrics, "cql": cql.detach()}
 

@@ -198,6 +198,7 @@ class Policy(nn.Module, ABC):
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
         """Inputs of `sft_loss` from `obs` (see `envs.Obs`): tensors on the CPU, batch first, images as uint8.
+        Off-policy learning stores them, as inputs of `sample_with_logprob` and of critics.
 
         Called once per micro-batch on rows of demonstrations, without reading weights. Random parts of the loss take
         their noise from `obs["noise_key"]`. Raises ValueError if `obs` does not fit, for example if an instruction is
@@ -284,12 +285,17 @@ class Policy(nn.Module, ABC):
         Raises:
             CheckpointFormatError: listing tensors that are missing, unexpected or of the wrong shape.
         """
-        file = Path(directory) / "model.safetensors"
-        if not file.is_file():
-            raise CheckpointFormatError(f"{directory} has no {file.name}")
-        tensors = read_tensors(file)
-        check_tensors(self.state_dict(), tensors, str(directory))
-        return tensors
+        return read_weights_of(self, Path(directory))
+
+
+def read_weights_of(module: nn.Module, directory: Path) -> dict[str, Tensor]:
+    """The whole state dict of `module` in `directory`. Raises CheckpointFormatError, as `Policy.read_state`."""
+    file = directory / "model.safetensors"
+    if not file.is_file():
+        raise CheckpointFormatError(f"{directory} has no {file.name}")
+    tensors = read_tensors(file)
+    check_tensors(module.state_dict(), tensors, str(directory))
+    return tensors
 
 
 def recompute_in_backward(layers: Iterable[nn.Module]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlinf_lite.models.base import CheckpointFormatError, check_tensors
-from rlinf_lite.models.tensor_files import read_tensors, write_tensors
+from rlinf_lite.models.base import read_weights_of
+from rlinf_lite.models.pictures import resized
+from rlinf_lite.models.tensor_files import write_tensors
 
 PICTURE = "image."
 """Prefix of the name of a camera's pictures among the inputs."""
@@ -33,10 +33,22 @@ class Encoder(nn.Module):
     def __init__(self, state_dim: int, cameras: Mapping[str, Sequence[int]], reads_words: bool = False) -> None:
         """`reads_words`: whether the inputs have `words` (`word_numbers`), whose embeddings are averaged."""
         super().__init__()
-        self.state_dim, self.cameras = state_dim, list(cameras)
+        self.state_dim = state_dim
+        self.cameras = {camera: (size[0], size[1]) for camera, size in cameras.items()}
         self.words = nn.EmbeddingBag(_VOCABULARY, _WORD, mode="mean", padding_idx=0) if reads_words else None
         self.eyes = nn.ModuleList(_eye(*size) for size in cameras.values())
         self.size = state_dim + _LATENT * len(self.cameras) + _WORD * reads_words
+
+    def inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """What `forward` reads of an observation (`envs.Obs`), on the CPU, with pictures scaled to their size."""
+        found: dict[str, Tensor] = {}
+        if self.state_dim:
+            found["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
+        for camera, size in self.cameras.items():
+            found[PICTURE + camera] = resized(torch.from_numpy(np.ascontiguousarray(obs["images"][camera])), size)
+        if self.words is not None:
+            found[WORDS] = torch.from_numpy(word_numbers(obs["instruction"]))
+        return found
 
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         parts = [inputs["state"].float()] if self.state_dim else []
@@ -129,17 +141,6 @@ class Critics(nn.Module):
         reads_words: bool = False,
     ) -> None:
         super().__init__()
-        self._config: dict[str, Any] = {
-            "state_dim": state_dim,
-            "cameras": {camera: list(size) for camera, size in cameras.items()},
-            "chunk": chunk,
-            "action_dim": action_dim,
-            "num_critics": num_critics,
-            "hidden_sizes": list(hidden_sizes),
-            "layer_norm": layer_norm,
-            "temperature": temperature,
-            "reads_words": reads_words,
-        }
         num_actions = chunk * (action_dim + (chunk > 1))
         self.online, self.target = (
             _Values(Encoder(state_dim, cameras, reads_words), num_critics, num_actions, hidden_sizes, layer_norm)
@@ -173,17 +174,10 @@ class Critics(nn.Module):
         return kept.flatten(1)
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write `config.json` and `model.safetensors`, as a policy does."""
-        directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").write_text(json.dumps(self._config, indent=2) + "\n")
-        write_tensors(self.state_dict() if state_dict is None else state_dict, directory / "model.safetensors")
+        """Write `model.safetensors`; the sizes are those of the run's config."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        write_tensors(self.state_dict() if state_dict is None else state_dict, Path(directory) / "model.safetensors")
 
     def read_state(self, directory: str | Path) -> dict[str, Tensor]:
         """The state that `save_pretrained` wrote. Raises CheckpointFormatError if it is of other critics."""
-        file = Path(directory) / "model.safetensors"
-        if not file.is_file():
-            raise CheckpointFormatError(f"{directory} has no {file.name}: it was not written by an off-policy run")
-        tensors = read_tensors(file)
-        check_tensors(self.state_dict(), tensors, str(directory))
-        return tensors
+        return read_weights_of(self, Path(directory))

@@ -54,7 +54,6 @@ def describe(config: Config | ReasoningConfig) -> str:
     return "\n\n".join(f"{title}\n{indent(text, '  ')}" for title, text in sections.items())
 
 
-FP32 = 4
 _TRIED_PARAMETERS = 20_000_000  # largest policy that is tried here
 
 
@@ -165,6 +164,8 @@ def _environments(plan: Plan) -> str:
 
 
 def _off_policy_arithmetic(plan: Plan) -> Iterator[str]:
+    from rlinf_lite.preview.ranks import FP32  # loads torch
+
     config, batch, own = plan.config, plan.config.actor.global_batch_size, plan.config.off_policy
     ranks, num_envs, chunk = plan.size("actor"), config.env.train.num_envs, config.model.num_action_chunks
     assert ranks and plan.num_chunks and plan.num_samples  # the checks have passed

@@ -31,8 +31,7 @@ class EmbodiedRunner(SimulationRunner):
     def run_step(self, step: int) -> None:
         self.update_rollout_weights()
         env_results, rollout_results = self.generate_rollouts(step)
-        with self.step_log.phase("advantages"):
-            metrics = self._wait(self.actor.compute_advantages_and_returns(), what="advantages")[0][0]
+        metrics = self._measure_batch()
         with self.step_log.phase("training"):
             trained = self._train(self.actor.run_training(step))[0]
         step_s = self.step_log.end_step()
@@ -49,6 +48,12 @@ class EmbodiedRunner(SimulationRunner):
         }
         played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
         self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
+
+    def _measure_batch(self) -> dict[str, float]:
+        """Have the actors compute what updates need of the whole batch. Returns its metrics."""
+        with self.step_log.phase("advantages"):
+            metrics: dict[str, float] = self._wait(self.actor.compute_advantages_and_returns(), what="advantages")[0][0]
+        return metrics
 
     def _log_played(self, metrics: dict[str, float], played: list[Span], trained: list[Span]) -> None:
         """Log a step; `played`: spans of env and rollout workers, `trained`: spans of the actor."""

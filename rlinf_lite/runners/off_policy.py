@@ -14,7 +14,6 @@ from typing import Any
 from rlinf_lite.config import Config
 from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, read_provenance
-from rlinf_lite.metrics import env_metrics
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.full_disk import DiskFullError, has_no_room, room_at
@@ -42,23 +41,8 @@ class OffPolicyRunner(EmbodiedRunner):
             check_transitions(self.cfg, dataset.directory, frames)
             (self.replay_directory / DEMONSTRATIONS).write_text(json.dumps({"frames": str(frames.absolute())}))
 
-    def run_step(self, step: int) -> None:
-        self.update_rollout_weights()
-        env_results, rollout_results = self.generate_rollouts(step)
-        with self.step_log.phase("training"):
-            trained = self._train(self.actor.run_training(step))[0]
-        step_s = self.step_log.end_step()
-        num_env_steps = sum(result["num_env_steps"] for result in env_results)
-        self.env_steps += num_env_steps
-        metrics = {
-            **env_metrics([record for result in env_results for record in result["episodes"]]),
-            **trained[0]["metrics"],
-            "perf/env_steps_per_s": num_env_steps / step_s,
-            "perf/peak_memory_bytes": max(result["peak_memory_bytes"] for result in trained),
-            "env/num_steps": self.env_steps,
-        }
-        played = [span for result in (*env_results, *rollout_results) for span in result["spans"]]
-        self._log_played(metrics, played, [span for result in trained for span in result["spans"]])
+    def _measure_batch(self) -> dict[str, float]:
+        return {}  # batches come from the buffer
 
     def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
         """As in other runs. Raises DiskFullError if the replay buffer has no room."""

@@ -21,8 +21,6 @@ from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
     beyond_bounds,
-    decode_frames,
-    open_dataset,
     read_provenance,
     stride_of,
 )
@@ -38,8 +36,6 @@ class SFTRunner(SimulationRunner):
     """Runs imitation of an expert; see `Runner` for the loop around the steps."""
 
     _shown = -math.inf
-    _rounds: int
-    """Rounds of DAgger whose demonstrations the actors have."""
     _learned_from: dict[str, Any] | None = None
     """Properties that identify the demonstrations, so that a resumed run does not go on with others."""
     _statistics: dict[str, Statistics] | None = None
@@ -78,7 +74,6 @@ class SFTRunner(SimulationRunner):
             what = " and ".join(f"{name}s" for name in normalised)
             unsaid = f"the policy got the statistics of {directory}, and does not say what it normalises by them"
             self.progress.message(f"{what} are normalised by the statistics of {directory}" if what else unsaid)
-        self._rounds = 0
         for number in range(1, min((self.completed_steps - 1) // cfg.data.dagger.interval, cfg.data.dagger.rounds) + 1):
             self._begin_round(number, plays=False)
         for line in foreign:
@@ -108,31 +103,25 @@ class SFTRunner(SimulationRunner):
     def _begin_round(self, number: int, plays: bool) -> None:
         """Collect a further round of DAgger, unless it is on disk, and have the actors go on with it. `plays`: whether
         the actors have the weights with which the round begins."""
-        cfg, dagger, directory = self.cfg, self.cfg.data.dagger, self.run_dir / f"round_{number}"
+        data, directory = self.cfg.data, self.run_dir / f"round_{number}"
         if not is_dataset(directory / "demos"):
             if not plays:
                 raise DemonstrationError(f"{directory} is gone, with which the run went on. Begin a new run")
             student = directory / "student"
             self._wait(self.actor.save_policy(str(student)), what="the student to be written")
-            first_episode = cfg.data.num_episodes + (number - 1) * dagger.episodes
+            first_episode = data.num_episodes + (number - 1) * data.dagger.episodes
             counts = self._collect(directory / "demos", student, first_episode)
-            success = (
-                f"{100 * counts['success_once']:.1f}% succeeded" if "success_once" in counts else "no success known"
-            )
-            self.progress.message(
-                f"round {number}: {counts['num_episodes']} episodes of the student, of which {success}"
-            )
+            success = f", {100 * counts['success_once']:.1f}% of them successes" if "success_once" in counts else ""
+            self.progress.message(f"round {number}: {counts['num_episodes']} episodes of the student{success}")
             self.env_steps += int(counts["num_env_steps"])
             self.logger.log(self.completed_steps, {f"demos/{name}": value for name, value in counts.items()})
-        dataset = open_dataset(cfg, directory / "demos", self.spec)
-        frames = decode_frames(cfg, dataset, self.spec, self._report_decoding)
+        _, frames = self._decoded(directory / "demos")
         self._wait(self.actor.add_demonstrations(str(frames)), what="demonstrations to be opened")
-        self._rounds = number
 
     def run_step(self, step: int) -> None:
-        dagger = self.cfg.data.dagger
-        if step and step % dagger.interval == 0 and self._rounds < step // dagger.interval <= dagger.rounds:
-            self._begin_round(step // dagger.interval, plays=True)
+        number, within = divmod(step, self.cfg.data.dagger.interval)
+        if within == 0 and 1 <= number <= self.cfg.data.dagger.rounds:
+            self._begin_round(number, plays=True)
         with self.step_log.phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
         step_s = self.step_log.end_step()

@@ -117,14 +117,18 @@ class SimulationRunner(Runner):
     def _demonstrations(self) -> tuple[LeRobotDataset, Path]:
         """The dataset of demonstrations that `data` names, collected if it is not on disk, and the directory of its
         decoded frames."""
-        from rlinf_lite.data.demonstrations import decode_frames, open_dataset  # needs the extra `data`
-
         cfg, demos_dir = self.cfg, self.cfg.data.demos_dir
         directory = self.run_dir / "demos" if demos_dir is None else Path(local_path(demos_dir))
         if cfg.data.source == "expert" and not is_dataset(directory):
             self._collect(directory)
-        dataset = open_dataset(cfg, directory, self.spec)
-        return dataset, decode_frames(cfg, dataset, self.spec, self._report_decoding)
+        return self._decoded(directory)
+
+    def _decoded(self, directory: Path) -> tuple[LeRobotDataset, Path]:
+        """A dataset of demonstrations that is on disk, and the directory of its decoded frames."""
+        from rlinf_lite.data.demonstrations import decode_frames, open_dataset  # needs the extra `data`
+
+        dataset = open_dataset(self.cfg, directory, self.spec)
+        return dataset, decode_frames(self.cfg, dataset, self.spec, self._report_decoding)
 
     def _collect(self, directory: Path, student: Path | None = None, first_episode: int = 0) -> dict[str, float]:
         """Have the expert play episodes, or say what it would do where `student` plays (see `Collector`), and write

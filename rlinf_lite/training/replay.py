@@ -17,9 +17,9 @@ import os
 import shutil
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,11 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlinf_lite.data.demonstrations import Demonstrations
-
-POOLS = ("online", "successes", "failures", "demonstrations")
-"""What a share of a batch may come from: all transitions that were played; those of episodes that succeeded, and of
-those that failed; demonstrations."""
-
 
 Field = tuple[NDArray[Any], NDArray[np.bool_] | None]
 """Values of a field in a step [B, T, ...]; those of following observations [n, ...], with the places [B, T] that have
@@ -59,16 +54,6 @@ class Transitions:
     next_inputs: dict[str, Tensor]
     """The inputs that follow, [b, ...]."""
 
-    @staticmethod
-    def concat(parts: Sequence[Transitions]) -> Transitions:
-        def joined(name: str) -> Any:
-            found = [getattr(part, name) for part in parts]
-            if isinstance(found[0], dict):
-                return {key: torch.cat([x[key] for x in found]) for key in found[0]}
-            return torch.cat(found)
-
-        return Transitions(**{name: joined(name) for name in Transitions.__dataclass_fields__})
-
 
 @dataclass
 class Block:
@@ -94,6 +79,20 @@ class Block:
     """[n, ...]: those observations, in the order of `has_next`."""
 
 
+Rows = TypeVar("Rows", Transitions, Block)
+
+
+def concat(parts: Sequence[Rows]) -> Rows:
+    """The rows of all `parts`, one after the other."""
+
+    def joined(found: list[Any]) -> Any:
+        if isinstance(found[0], dict):
+            return {key: torch.cat([x[key] for x in found]) for key in found[0]}
+        return torch.cat(found)
+
+    return type(parts[0])(**{f.name: joined([getattr(part, f.name) for part in parts]) for f in fields(parts[0])})
+
+
 class ReplayBuffer:
     """Steps of transitions in `directory`, of which the newest `capacity` decisions can be drawn.
 
@@ -113,8 +112,8 @@ class ReplayBuffer:
         self._files: dict[int, dict[str, NDArray[Any]]] = {}
         """Mapped files by field, by number: [steps, N, T, ...]."""
         self._end = self._floor = 0  # the floor: steps before it are not here
-        self._flags: dict[int, NDArray[np.int8]] = {}
-        """By step, of all ranks' decisions int8 [N, T]: bits `_VALID`, `_ENDED`, `_KNOWN`, `_SUCCESS`."""
+        self._flags = np.zeros((0, num_envs, num_decisions), np.int8)
+        """Of all ranks' decisions from step `first` on [steps, N, T]: bits `_VALID`, `_ENDED`, `_KNOWN`, `_SUCCESS`."""
         self._pools: dict[str, NDArray[np.int64]] = {}
 
     @property
@@ -133,7 +132,7 @@ class ReplayBuffer:
         return self._end
 
     def add(self, step: int, block: Block, flags: NDArray[np.int8]) -> None:
-        """Write this rank's rows of `step`, and go on from there: later steps count no more.
+        """Write this rank's rows of `step`: the next one, or the newest once more.
 
         Args:
             flags: `flags_of` of all ranks' blocks [N, T].
@@ -142,18 +141,17 @@ class ReplayBuffer:
             ReplayError: if the directory holds transitions of another shape.
             OSError: if there is no room.
         """
-        self._write(step, _fields(block))
-        self._go_to(step + 1, {**self._flags, step: flags})
+        assert step in (self._end - 1, self._end), f"step {step}, after {self._end}"
+        self._write(step, _fields_of(block))
+        self._go_to(step + 1, np.concatenate([self._flags[: step - self.first], flags[None]]))
 
-    def _write(self, step: int, fields: Mapping[str, Field]) -> None:
+    def _write(self, step: int, of_step: Mapping[str, Field]) -> None:
         """Write this rank's rows of a step. Not by the mapped files: a full disk would end the process."""
         number, within = divmod(step, self._steps_per_file)
-        directory, (num_envs, num_decisions) = self._made(number, fields), self._shape
+        directory, (num_envs, num_decisions) = self._made(number, of_step), self._shape
         first = within * num_envs + self._rows.start
-        sums = np.zeros(self._rows.stop - self._rows.start, np.uint32)
-        for row in range(len(sums)):
-            sums[row] = _row_crc({name: _of_row(field, row) for name, field in fields.items()})
-        for name, (values, where) in fields.items():
+        sums = _sums_of(of_step)
+        for name, (values, where) in of_step.items():
             with open(directory / name, "r+b", buffering=0) as file:
                 if where is None:
                     _put_at(file, values, first * values[0].nbytes)
@@ -216,13 +214,13 @@ class ReplayBuffer:
         """What a checkpoint of the first `end` steps needs to come back to this buffer: where it is, its steps, and
         checksums by this rank's environments. Checkpoints of all ranks together have those of all environments."""
         first = max(end - self._most, self._floor)
-        found = {"directory": str(self.directory.absolute()), "first": first, "end": end}
-        return {**found, _CRC: self._checksums(first, end)}
+        sums = self._checksums(first, end)
+        return {"directory": str(self.directory.absolute()), "first": first, "end": end, _CRC: sums}
 
-    def load(self, state: Mapping[str, Any]) -> dict[int, NDArray[np.int8]]:
+    def load(self, state: Mapping[str, Any]) -> NDArray[np.int8]:
         """Find this rank's rows of the steps that `state` describes (with the checksums of all environments): in the
-        directory of this run, or else in the one that it names, from which they are copied. Returns their flags [B, T],
-        by step; with those of all ranks, `go_back` ends the return.
+        directory of this run, or else in the one that it names, from which they are copied. Returns their flags
+        [steps, B, T]; with those of all ranks, `go_back` ends the return.
 
         Raises:
             ReplayError: if steps are missing, or are not what they were.
@@ -239,13 +237,14 @@ class ReplayBuffer:
                 self._write(step, source._rows_of(step))
         if problem is not None:
             raise ReplayError(f"{problem}. {_LOST}")
-        return {step: self._rows_of(step)["flags"][0] for step in range(first, end)}
+        at = [divmod(step, self._steps_per_file) for step in range(first, end)]
+        flags = [self._opened(number)["flags"][within, self._rows] for number, within in at]
+        return np.array(flags, np.int8).reshape(end - first, -1, self.num_decisions)
 
-    def go_back(self, first: int, end: int, flags: Mapping[int, NDArray[np.int8]]) -> None:
-        """Hold the steps from `first` to `end` - 1, or the newest of them. `flags`: those of all ranks [N, T], by
-        step."""
+    def go_back(self, first: int, flags: NDArray[np.int8]) -> None:
+        """Hold the steps from `first` on, or the newest of them. `flags`: those of all ranks [steps, N, T]."""
         self._floor = first
-        self._go_to(end, flags)
+        self._go_to(first + len(flags), flags)
 
     def _why_not(self, state: Mapping[str, Any]) -> str | None:
         """Why this rank's rows of the steps that `state` describes are not here; None: they are."""
@@ -253,11 +252,9 @@ class ReplayBuffer:
         try:
             for step in range(first, end):
                 number, within = divmod(step, self._steps_per_file)
-                arrays, fields = self._opened(number), self._rows_of(step)
-                for row in range(self._rows.stop - self._rows.start):
-                    crc = _row_crc({name: _of_row(field, row) for name, field in fields.items()})
-                    if crc != int(arrays[_CRC][within, self._rows.start + row]):
-                        return f"{self._path(number)}: environment {self._rows.start + row} of step {step} is damaged"
+                sums = _sums_of(self._rows_of(step))
+                for row in np.flatnonzero(sums != self._opened(number)[_CRC][within, self._rows])[:1].tolist():
+                    return f"{self._path(number)}: environment {self._rows.start + row} of step {step} is damaged"
             own = self._checksums(first, end)
         except ReplayError as error:
             return str(error)
@@ -267,16 +264,16 @@ class ReplayBuffer:
         return None
 
     def _rows_of(self, step: int) -> dict[str, Field]:
-        """This rank's rows of a step, as `_fields` has them."""
+        """This rank's rows of a step, as `_fields_of` has them."""
         number, within = divmod(step, self._steps_per_file)
         arrays = self._opened(number)
         if within >= len(arrays["flags"]) or self._rows.stop > len(arrays["flags"][within]):
             raise ReplayError(f"{self._path(number)} has no step {step} of environment {self._rows.stop - 1}")
         rows = {name: np.array(x[within, self._rows]) for name, x in arrays.items() if not name.startswith(_NEXT)}
         del rows[_CRC]
-        fields: dict[str, Field] = {name: (x, None) for name, x in rows.items()}
+        found: dict[str, Field] = {name: (x, None) for name, x in rows.items()}
         where = rows["has_next"]
-        return fields | {
+        return found | {
             name: (np.array(x[within, self._rows][where]), where)
             for name, x in arrays.items()
             if name.startswith(_NEXT)
@@ -289,9 +286,10 @@ class ReplayBuffer:
             if last <= min(before, self.first):
                 shutil.rmtree(path, ignore_errors=True)  # another rank may be faster
 
-    def _go_to(self, end: int, flags: Mapping[int, NDArray[np.int8]]) -> None:
+    def _go_to(self, end: int, flags: NDArray[np.int8]) -> None:
+        """Hold the steps up to `end` - 1; `flags`: those of the newest of them."""
         self._end, self._pools = end, {}
-        self._flags = {step: x for step, x in flags.items() if self.first <= step < end}
+        self._flags = flags[len(flags) - (end - self.first) :]
         oldest = self.first // self._steps_per_file
         self._files = {number: x for number, x in self._files.items() if number >= oldest}
 
@@ -304,30 +302,26 @@ class ReplayBuffer:
 
     def _found(self, name: str) -> NDArray[np.int64]:
         num_envs, num_decisions = self._shape
-        steps = range(self.first, self._end)
-        if not steps:
-            return np.empty(0, np.int64)
-        flags = np.stack([self._flags[step] for step in steps], 1).reshape(num_envs, -1)  # [N, steps * T]
-        chosen = (flags & _VALID).astype(bool)
+        chosen = (self._flags & _VALID).astype(bool)  # [steps, N, T]
         if name != "online":  # an episode's outcome is known where it ends
+            flags = self._flags.swapaxes(0, 1).reshape(num_envs, -1)  # [N, steps * T]
             num = flags.shape[1]
             end = np.where(flags & _ENDED, np.arange(num), num)
             end = np.minimum.accumulate(end[:, ::-1], axis=1)[:, ::-1]  # [N, steps * T]; num: it goes on
             wanted = _KNOWN | (_SUCCESS if name == "successes" else 0)
             outcome = np.concatenate([flags & (_KNOWN | _SUCCESS), np.zeros((num_envs, 1), np.int8)], axis=1)
-            chosen &= np.take_along_axis(outcome, end, axis=1) == wanted
-        row, within = np.nonzero(chosen)
-        step, t = within // num_decisions + steps.start, within % num_decisions
-        places: NDArray[np.int64] = np.sort((step * num_envs + row) * num_decisions + t)
+            are = np.take_along_axis(outcome, end, axis=1) == wanted
+            chosen &= are.reshape(num_envs, -1, num_decisions).swapaxes(0, 1)
+        places: NDArray[np.int64] = np.flatnonzero(chosen) + self.first * num_envs * num_decisions
         return places
 
     def _path(self, number: int) -> Path:
         return self.directory / f"steps_{number:06d}"
 
-    def _made(self, number: int, fields: Mapping[str, Field]) -> Path:
+    def _made(self, number: int, of_step: Mapping[str, Field]) -> Path:
         """The directory of a file's fields, made if it is not there; any rank may come first."""
         shape = (self._steps_per_file, *self._shape)
-        shapes = {name: ((*shape, *tail), dtype) for name, (tail, dtype) in _shapes(fields).items()}
+        shapes = {name: ((*shape, *tail), dtype) for name, (tail, dtype) in _shapes(of_step).items()}
         shapes[_CRC] = shape[:2], np.dtype(np.uint32)
         described = {name: [list(shape), dtype.str] for name, (shape, dtype) in shapes.items()}
         path = self._path(number)
@@ -401,13 +395,11 @@ class DemonstratedTransitions:
                 "has no feature next.reward, which critics learn from. Collect demonstrations with `rlinf-lite collect`"
                 " or add it"
             )
-        last = (found.episodes[:, 0] + found.episodes[:, 1] - 1)[self._demos.episodes(np.arange(len(self._demos)))]
-        # chunks begin at every frame, so that the number of a chunk is that of its frame among all episodes' frames
-        start = self._demos.first_frames(np.arange(len(self._demos)))
-        self._reaches_end = start + chunk > last
-        succeeded = found.successes if not ignore_terminations else np.zeros(len(found.episodes), bool)
-        self._terminates = succeeded[self._demos.episodes(np.arange(len(self._demos)))] & self._reaches_end
-        self._numbers = np.flatnonzero(~self._reaches_end | self._terminates)
+        chunks = np.arange(len(self._demos))
+        episodes = self._demos.episodes(chunks)
+        reaches_end = self._demos.first_frames(chunks) + chunk >= found.episodes.sum(1)[episodes]
+        self._terminates = reaches_end & found.successes[episodes] & (not ignore_terminations)
+        self._numbers = np.flatnonzero(~reaches_end | self._terminates)
         if not len(self._numbers):
             text = f"no episode succeeded, and all are shorter than a chunk of {chunk}"
             raise ReplayError(f"has no transition: {text}. Collect others")
@@ -453,38 +445,32 @@ def drawn(
     return found
 
 
-def _fields(block: Block) -> dict[str, Field]:
-    fields: dict[str, Field] = {}
+def _fields_of(block: Block) -> dict[str, Field]:
+    found: dict[str, Field] = {}
     for name in _NUMBERS:
-        fields[name] = np.ascontiguousarray(getattr(block, name).numpy()), None
-    fields["flags"] = flags_of(block), None
+        found[name] = np.ascontiguousarray(getattr(block, name).numpy()), None
+    found["flags"] = flags_of(block), None
     for name, x in block.inputs.items():
-        fields[_OBS + name] = np.ascontiguousarray(x.numpy()), None
-        fields[_NEXT + name] = np.ascontiguousarray(block.next_inputs[name].numpy()), block.has_next.numpy()
-    return fields
+        found[_OBS + name] = np.ascontiguousarray(x.numpy()), None
+        found[_NEXT + name] = np.ascontiguousarray(block.next_inputs[name].numpy()), block.has_next.numpy()
+    return found
 
 
-def _shapes(fields: Mapping[str, Field]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _shapes(of_step: Mapping[str, Field]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     return {
         name: (values.shape[2:] if where is None else values.shape[1:], values.dtype)
-        for name, (values, where) in fields.items()
+        for name, (values, where) in of_step.items()
     }
 
 
-def _of_row(field: Field, row: int) -> NDArray[Any]:
-    """The values of an environment in a step."""
-    values, where = field
-    if where is None:
-        return values[row]
-    before = np.cumsum([0, *where.sum(1)])
-    return values[before[row] : before[row + 1]]
-
-
-def _row_crc(values: Mapping[str, NDArray[Any]]) -> int:
-    crc = 0
-    for name in sorted(values):
-        crc = zlib.crc32(np.ascontiguousarray(values[name]).tobytes(), crc)
-    return crc
+def _sums_of(of_step: Mapping[str, Field]) -> NDArray[np.uint32]:
+    """The checksum of each environment's values in a step, uint32 [B]."""
+    sums = np.zeros(len(of_step["flags"][0]), np.uint32)
+    for _, (values, where) in sorted(of_step.items(), key=lambda item: item[0]):
+        rows = values if where is None else np.split(values, np.cumsum(where.sum(1))[:-1])
+        for row, of_row in enumerate(rows):
+            sums[row] = zlib.crc32(np.ascontiguousarray(of_row).tobytes(), int(sums[row]))
+    return sums
 
 
 def _put_at(file: Any, values: NDArray[Any], offset: int) -> None:

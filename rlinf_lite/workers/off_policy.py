@@ -27,7 +27,15 @@ from rlinf_lite.models.sampling import noise_keys, normal_noise, uniform_noise
 from rlinf_lite.registry import OFF_POLICY, off_policy_needs
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
-from rlinf_lite.training.replay import DemonstratedTransitions, ReplayBuffer, ReplayError, Transitions, drawn, flags_of
+from rlinf_lite.training.replay import (
+    DemonstratedTransitions,
+    ReplayBuffer,
+    ReplayError,
+    Transitions,
+    concat,
+    drawn,
+    flags_of,
+)
 from rlinf_lite.workers.actor import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.messages import ActionMessage, ObsMessage
@@ -119,7 +127,9 @@ class OffPolicyActor(EmbodiedFSDPActor):
         self.needs = off_policy_needs(own.algorithm)
         self.target_entropy = -float(math.prod(self._chosen)) if own.target_entropy is None else own.target_entropy
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-        self._offset, self._scale = (high + low) / 2, (high - low) / 2
+        if chosen is not None:  # in -1 to 1 already
+            low, high = -torch.ones(chosen), torch.ones(chosen)
+        self._offset, self._scale = ((high + low) / 2).to(self.device), ((high - low) / 2).to(self.device)
         num_chunks = cfg.rollout.num_chunks or -(-spec.max_episode_steps // cfg.model.num_action_chunks)
         rows = slice(self.rank * layout.rows_per_actor, (self.rank + 1) * layout.rows_per_actor)
         self.replay = ReplayBuffer(Path(directory), layout.num_envs, rows, num_chunks, cfg.replay.capacity, own.gamma)
@@ -184,15 +194,10 @@ class OffPolicyActor(EmbodiedFSDPActor):
             state = json.loads((training / _STATE).read_text())
         except OSError as error:
             raise ReplayError(f"{directory} has no {_STATE}: it is of no off-policy run") from error
-        own = self.replay.load(state)
-        steps = list(own)
-        if not steps:
-            self.replay.go_back(int(state["first"]), int(state["end"]), {})
-            return
-        stacked = torch.from_numpy(np.stack([own[step] for step in steps], 1))  # [B, steps, T]
-        gathered = self._all_gather(stacked).numpy()
-        flags = {step: gathered[:, i] for i, step in enumerate(steps)}
-        self.replay.go_back(int(state["first"]), int(state["end"]), flags)
+        flags = torch.from_numpy(self.replay.load(state)).swapaxes(0, 1)  # [B, steps, T]
+        if flags.shape[1]:  # ranks exchange no empty tensors
+            flags = self._all_gather(flags)
+        self.replay.go_back(int(state["first"]), flags.swapaxes(0, 1).numpy())
 
     def _own_rows(self) -> range:
         return range(self.rank * self.layout.rows_per_actor, (self.rank + 1) * self.layout.rows_per_actor)
@@ -222,10 +227,9 @@ class OffPolicyActor(EmbodiedFSDPActor):
         acts = counted % own.actor_interval == 0
         temperature = self.critics.log_temperature.detach().exp()
         noise = [self._noise(counted, places, which) for which in (0, 1)]
-        imitated = self._imitated(chosen, batch, places) if self.needs.imitation and acts else batch.mask
-        num_imitated = imitated.sum().double()[None] * counts
-        if self.needs.imitation and acts:
-            num_imitated = self.learner.over_ranks(num_imitated).clamp(min=1)
+        if acts and self.needs.imitation:
+            imitated = self._imitated(chosen, batch, places)
+            num_imitated = self.learner.over_ranks(imitated.sum().double()[None] * counts).clamp(min=1)
         where = f"step {step}, update {number}"
         parts = self._parts(len(places))
 
@@ -238,13 +242,20 @@ class OffPolicyActor(EmbodiedFSDPActor):
                 with torch.no_grad():
                     following, next_logprobs = self._sampled(some.next_inputs, noise[1][index])
                     next_q = critics.target_values(some.next_inputs, following, subset[: own.target_subset].tolist())
-                    now, logprobs = self._sampled(some.inputs, noise[0][index])
-                q_policy = critics(some.inputs, now, self._all_executed(now)) if self.needs.policy_values else None
                 q = critics(some.inputs, self._normalized(some.actions), self._seen(some.mask))
-            inputs = CriticInputs(q.float(), some.rewards, some.discounts, next_q.float(), next_logprobs, temperature)
-            inputs.q_policy = q_policy
+
+            def q_policy() -> Tensor:
+                with self.critic_learner.autocast():
+                    with torch.no_grad():
+                        now, _ = self._sampled(some.inputs, noise[0][index])
+                    return critics(some.inputs, now, self._all_executed(now)).float()
+
+            of_next = next_q.float(), next_logprobs
+            inputs = CriticInputs(q.float(), some.rewards, some.discounts, *of_next, temperature, q_policy)
             loss, metrics = self.losses.critic(inputs, own)
             if acts and own.learn_temperature:
+                with torch.no_grad(), self.critic_learner.autocast():
+                    _, logprobs = self._sampled(some.inputs, noise[0][index])
                 loss = loss + temperature_loss(critics.log_temperature, logprobs, self.target_entropy)
             found.add({f"train/critic/{name}": x.mean() for name, x in metrics.items()}, weight=len(part) * counts)
             return self._mean(loss) * counts
@@ -303,7 +314,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         if not parts:
             own = ((self.replay.end - 1) * self.layout.num_envs + self._own_rows().start) * self.replay.num_decisions
             return self.replay.read(np.array([own])), np.zeros(1, np.int64), 0
-        return Transitions.concat(parts), np.concatenate(places), 1
+        return concat(parts), np.concatenate(places), 1
 
     def _parts(self, num_own: int) -> list[np.ndarray]:
         return np.array_split(np.arange(num_own), -(-num_own // self.cfg.actor.micro_batch_size))
@@ -327,10 +338,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         return mask if self.policy.chosen_dim is None else torch.ones_like(mask[:, :1])
 
     def _normalized(self, actions: Tensor) -> Tensor:
-        if self.policy.chosen_dim is not None:
-            return actions
-        offset, scale = self._offset.to(actions.device), self._scale.to(actions.device)
-        return ((actions - offset) / scale).clamp(-1.0, 1.0)
+        return ((actions - self._offset) / self._scale).clamp(-1.0, 1.0)
 
     def _all_executed(self, actions: Tensor) -> Tensor:
         return torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)

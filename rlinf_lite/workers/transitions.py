@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_lite.training.replay import Block
+from rlinf_lite.training.replay import Block, concat
 from rlinf_lite.workers.messages import StepResult
 
 _OF_RESULT = ("rewards", "terminated", "truncated", "executed", "success")
@@ -42,15 +41,7 @@ class Played:
     @staticmethod
     def concat(parts: Sequence[Played]) -> Block:
         """The block of all environments of `parts`, sorted by id."""
-        blocks = [part.block for part in sorted(parts, key=lambda part: int(part.env_ids[0]))]
-
-        def joined(name: str) -> Any:
-            found = [getattr(block, name) for block in blocks]
-            if isinstance(found[0], dict):
-                return {key: torch.cat([x[key] for x in found]) for key in found[0]}
-            return torch.cat(found)
-
-        return Block(**{f.name: joined(f.name) for f in fields(Block)})
+        return concat([part.block for part in sorted(parts, key=lambda part: int(part.env_ids[0]))])
 
 
 class TransitionBuilder:

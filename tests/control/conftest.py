@@ -25,7 +25,6 @@ def cluster(ray_cluster):
 
 
 SUPERVISED = [
-    *SMALL_PENDULUM,
     "cluster.component_placement={actor: '0-1', rollout: '0-1', env: '0-1'}",
     "control.snapshot_interval=1",
     "control.backoff_s=0.1",
@@ -38,12 +37,19 @@ def start(cluster, tmp_path):
     """`start(*overrides)` gives an initialised, supervised runner; its groups and its master end with the test."""
     with ExitStack() as stack:
 
-        def start(*overrides, root=tmp_path, runner_class=EmbodiedRunner):
+        def start(
+            *overrides,
+            root=tmp_path,
+            runner_class=EmbodiedRunner,
+            config="gym_pendulum_ppo_mlp",
+            small=SMALL_PENDULUM,
+            classes=WORKERS,
+        ):
             paths = [f"runner.logger.log_path={root}"]
-            cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SUPERVISED, *paths, *overrides])
+            cfg = load_config(f"embodiment/{config}", [*small, *SUPERVISED, *paths, *overrides])
             supervisor = stack.enter_context(supervise(cfg, cluster))
             placement = HybridComponentPlacement(cfg)
-            workers = {name: worker.create_group(cfg) for name, worker in WORKERS.items()}
+            workers = {name: worker.create_group(cfg) for name, worker in classes.items()}
             groups = cluster.launch(placement, **workers)
             for group in groups.values():
                 stack.callback(group.shutdown)

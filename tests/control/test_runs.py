@@ -1,5 +1,6 @@
 """Training goes on when its workers die: nothing is lost, and the result is that of an undisturbed run, bit for bit."""
 
+import json
 import math
 import os
 import re
@@ -11,11 +12,11 @@ import torch
 
 from rlinf_lite.control import JobFailedError
 from rlinf_lite.control.context import ask_master
-from rlinf_lite.runners import AsyncEmbodiedRunner
+from rlinf_lite.runners import AsyncEmbodiedRunner, OffPolicyRunner
 from rlinf_lite.runners.checkpoints import verify
 from rlinf_lite.scheduler import WorkerDiedError
 from tests.control.conftest import Hurt, changed, events, pids
-from tests.runners.conftest import read_metrics
+from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_SAC, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,34 @@ def test_killed_while_playing_and_training_overlap(start):
     check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
     staleness = [line["async/staleness_max"] for line in read_metrics(runner.run_dir) if "time/step" in line]
     assert max(staleness) == 2 and min(staleness[3:]) <= 1  # nothing was ahead after a recovery
+
+
+@pytest.mark.slow
+def test_a_replay_buffer_holds_what_it_would_have_held(start, tmp_path):
+    """Whoever is killed: the same weights, and the same transitions by their checksums."""
+
+    def off_policy(name):
+        return start(
+            "runner.max_steps=10",
+            root=tmp_path / name,
+            runner_class=OffPolicyRunner,
+            config="gym_pendulum_sac_mlp",
+            small=SMALL_SAC,
+            classes=OFF_POLICY_WORKERS,
+        )
+
+    def held(runner):
+        state = json.loads((runner.run_dir / "final" / "training_state" / "replay.json").read_text())
+        return {**state, "directory": None}
+
+    whole = off_policy("whole")
+    expected = run_to_end(whole)
+    start.stop()
+    runner = off_policy("hurt")
+    hurt_within(runner, "_train", ONE_OF_EACH)
+    assert equal(run_to_end(runner), expected) and held(runner) == held(whole)
+    assert held(whole)["end"] == 10 and held(whole)["first"] == 8
+    check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from rlinf_lite.config import load_config
 from rlinf_lite.control import supervise
 from rlinf_lite.scheduler import WorkerDiedError, WorkerError, wait_all
 from tests.control.conftest import SUPERVISED
+from tests.runners.conftest import SMALL_PENDULUM
 from tests.scheduler.talkers import Replaceable, Talker
 
 
 @pytest.fixture
 def supervised(cluster, tmp_path):
     """Two pairs of groups, of which one feeds the other, and their supervisor."""
-    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SUPERVISED, "control.hang_timeout_s=2"])
+    cfg = load_config("embodiment/gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, *SUPERVISED, "control.hang_timeout_s=2"])
     with supervise(cfg, cluster) as supervisor:
         with cluster.launching():
             one = Replaceable.create_group().launch(cluster, "0", name="one")

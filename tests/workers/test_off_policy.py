@@ -206,7 +206,7 @@ def test_conservative_values_and_imitation_against_a_loop() -> None:
     q, q_policy, next_q = (torch.randn(3, 5, generator=random) for _ in range(3))
     rewards, logprobs, discounts = (torch.randn(5, generator=random) for _ in range(3))
     temperature = torch.tensor(0.2)
-    loss, _ = td3_bc.critic(CriticInputs(q, rewards, discounts, next_q, logprobs, temperature, q_policy), cfg)
+    loss, _ = td3_bc.critic(CriticInputs(q, rewards, discounts, next_q, logprobs, temperature, lambda: q_policy), cfg)
     for i in range(5):
         target = float(rewards[i] + discounts[i] * (min(next_q[:, i].tolist()) - 0.2 * logprobs[i]))
         expected = 0.0

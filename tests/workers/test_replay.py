@@ -85,7 +85,7 @@ def test_a_return_to_a_checkpoint_forgets_what_came_later(tmp_path: Path) -> Non
         buffer.add(step, played(step + 10), flags_of(played(step + 10)))
     assert content(buffer) != before
     for one in (buffer, buffer_of(tmp_path, 0)):  # the same process, or a new one
-        one.go_back(state["first"], state["end"], one.load(state))
+        one.go_back(state["first"], one.load(state))
         assert (one.first, one.end) == (1, 4) and content(one) == before
     buffer.add(4, played(4), flags_of(played(4)))
     assert content(buffer) == content(buffer_of(tmp_path / "other"))
@@ -108,12 +108,12 @@ def test_another_run_takes_a_copy_also_over_what_is_there(tmp_path: Path) -> Non
         other = buffer_of(tmp_path / f"two_{number}", 0)
         for step in range(number):
             other.add(step, played(step + 50), flags_of(played(step + 50)))
-        other.go_back(2, 5, other.load(buffer.state(5)))
+        other.go_back(2, other.load(buffer.state(5)))
         assert content(other) == content(buffer)
     sizes = [sum(file.stat().st_blocks for file in (tmp_path / x).rglob("*")) for x in ("one", "two_0")]
     assert sizes[1] <= sizes[0]  # the holes stay holes
     other.add(5, played(5), flags_of(played(5)))
-    assert buffer.load(buffer.state(5))  # what it was copied from is as it was
+    assert len(buffer.load(buffer.state(5))) == 3  # what it was copied from is as it was
 
 
 def test_a_moved_run_finds_its_steps(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_moved_run_finds_its_steps(tmp_path: Path) -> None:
     state, before = buffer.state(5), content(buffer)
     (tmp_path / "here").rename(tmp_path / "there")
     moved = buffer_of(tmp_path / "there", 0)
-    moved.go_back(2, 5, moved.load(state))
+    moved.go_back(2, moved.load(state))
     assert content(moved) == before
 
 
@@ -134,7 +134,7 @@ def test_a_resume_may_change_the_capacity(tmp_path: Path) -> None:
     state = buffer_of(tmp_path, 5).state(5)
     for capacity, first in ((2, 3), (100, 2)):
         other = buffer_of(tmp_path, 0, capacity=capacity * NUM_ENVS * T)
-        other.go_back(2, 5, other.load(state))
+        other.go_back(2, other.load(state))
         assert (other.first, other.end) == (first, 5)
         assert len(other.pool("online")) == (5 - first) * NUM_ENVS * T
         other.add(5, played(5), flags_of(played(5)))
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     narrow = played(5)
     narrow.inputs, narrow.next_inputs = ({"state": x["state"][..., :2]} for x in (narrow.inputs, narrow.next_inputs))
     with pytest.raises(ReplayError, match=r"steps_000000 holds .*, and this run plays .*\. Name another run"):
-        buffer_of(tmp_path, 0).add(5, narrow, flags_of(narrow))
+        buffer_of(tmp_path, 0).add(0, narrow, flags_of(narrow))
     with pytest.raises(ReplayError, match=r"steps_000000 cannot be read: .*No such file"):
         buffer_of(tmp_path / "nowhere", 0).load({**state, "directory": str(tmp_path / "nowhere")})
     with pytest.raises(ReplayError, match=r"steps 2 to 4 of environments 1 are not those of the checkpoint"):

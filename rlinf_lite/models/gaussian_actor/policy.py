@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
-from rlinf_lite.models.critics import PICTURE, Encoder
+from rlinf_lite.models.critics import Encoder
 from rlinf_lite.models.gaussian_actor.card import GaussianActorCard
-from rlinf_lite.models.pictures import resized
 from rlinf_lite.models.sampling import normal_noise
 
 if TYPE_CHECKING:
@@ -22,6 +20,16 @@ if TYPE_CHECKING:
 
 _LOG_STD = (-20.0, 2.0)
 _EPSILON = 1e-6  # in the logarithm of tanh's slope, as Stable-Baselines3 has it
+
+
+class Chosen(NamedTuple):
+    """What a `TanhGaussian` chose, [b, num] each."""
+
+    chosen: Tensor
+    logprobs: Tensor
+    inputs: dict[str, Tensor]
+    """What the encoder read."""
+    before_tanh: Tensor
 
 
 class TanhGaussian(nn.Module):
@@ -48,6 +56,22 @@ class TanhGaussian(nn.Module):
         chosen = torch.tanh(mean + log_std.exp() * noise)
         normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         return chosen, normal - torch.log(1 - chosen.square() + _EPSILON)
+
+    def sampled(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What standard normal `noise` [b, num] chooses, and its log-probabilities, both [b, num]."""
+        mean, log_std = self(inputs)
+        return self.squashed(mean, log_std, noise)
+
+    def act(self, obs: Mapping[str, Any], mode: Mode) -> Chosen:
+        """Choose for an observation: with each row's own noise, or in mode greedy without."""
+        device = self.mean.weight.device
+        inputs = {name: x.to(device) for name, x in self.encoder.inputs(obs).items()}
+        mean, log_std = self(inputs)
+        noise = torch.zeros_like(mean)
+        if mode != "greedy":
+            noise = torch.from_numpy(normal_noise(row_noise_keys(obs, len(mean)), mean.shape[1])).to(device)
+        chosen, logprobs = self.squashed(mean, log_std, noise)
+        return Chosen(chosen, logprobs, inputs, mean + log_std.exp() * noise)
 
 
 class GaussianActor(Policy):
@@ -105,26 +129,19 @@ class GaussianActor(Policy):
             raise ValueError(f"the policy looks through {', '.join(missing)}, which the environment has not")
 
     def reads(self) -> PolicyInputs:
-        cameras = {camera: (size[0], size[1]) for camera, size in self._config["cameras"].items()}
-        return PolicyInputs(cameras, self._config["state_dim"])
+        return PolicyInputs(self.head.encoder.cameras, self._config["state_dim"])
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        inputs = {name: x.to(self.head.mean.weight.device) for name, x in self.sft_inputs(obs).items()}
-        mean, log_std = self.head(inputs)
-        noise = torch.zeros_like(mean)
-        if mode != "greedy":
-            drawn = normal_noise(row_noise_keys(obs, len(mean)), mean.shape[1])
-            noise = torch.from_numpy(drawn).to(mean.device)
-        actions, logprobs = (self._by_action(x) for x in self.head.squashed(mean, log_std, noise))
-        kept = {**inputs, "before_tanh": mean + log_std.exp() * noise} if mode == "train" else {}
+        acted = self.head.act(obs, mode)
+        kept = {**acted.inputs, "before_tanh": acted.before_tanh} if mode == "train" else {}
+        actions, logprobs = self._by_action(acted.chosen), self._by_action(acted.logprobs)
         in_bounds = self._offset + self._scale * actions.float().cpu()
-        return ActionOutput(in_bounds, logprobs, mean.new_zeros(len(mean), 1), kept)
+        return ActionOutput(in_bounds, logprobs, logprobs.new_zeros(len(logprobs), 1), kept)
 
     def sample_with_logprob(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised actions [b, C, D] with gradients, from standard normal `noise` [b, C, D], and their
         log-probabilities [b, C, D]. `inputs`: those of `sft_inputs`."""
-        mean, log_std = self.head(inputs)
-        actions, logprobs = self.head.squashed(mean, log_std, noise.flatten(1))
+        actions, logprobs = self.head.sampled(inputs, noise.flatten(1))
         return self._by_action(actions), self._by_action(logprobs)
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
@@ -137,13 +154,7 @@ class GaussianActor(Policy):
         return PolicyOutput(logprobs, -logprobs, mean.new_zeros(len(mean), 1))
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        inputs: dict[str, Tensor] = {}
-        if self._config["state_dim"]:
-            inputs["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
-        for camera, (height, width) in self._config["cameras"].items():
-            pictures = torch.from_numpy(np.ascontiguousarray(obs["images"][camera]))
-            inputs[PICTURE + camera] = resized(pictures, (height, width))
-        return inputs
+        return self.head.encoder.inputs(obs)
 
     def sft_loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Squared error of the most likely action, in normalised actions."""

@@ -4,20 +4,18 @@ arXiv:2506.15799). What off-policy learning trains, and its critics see, is the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput, row_noise_keys
-from rlinf_lite.models.critics import PICTURE, WORDS, Encoder, word_numbers
+from rlinf_lite.models.base import ActionOutput, Mode, Policy, PolicyInputs, PolicyOutput
+from rlinf_lite.models.critics import Encoder
 from rlinf_lite.models.gaussian_actor.policy import TanhGaussian
-from rlinf_lite.models.pictures import resized
 from rlinf_lite.models.registry import load_policy
-from rlinf_lite.models.sampling import START_NOISE, normal_noise
+from rlinf_lite.models.sampling import START_NOISE
 from rlinf_lite.models.steering.card import Steering
 
 if TYPE_CHECKING:
@@ -65,9 +63,10 @@ class SteeredFlow(Policy):
         """The frozen policy."""
         return self._frozen[0]
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.flow._apply(fn, recurse)  # to another device
-        return super()._apply(fn, recurse)
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """As of any module; the flow goes too."""
+        self.flow.to(*args, **kwargs)
+        return super().to(*args, **kwargs)
 
     @classmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
@@ -93,26 +92,18 @@ class SteeredFlow(Policy):
 
     def reads(self) -> PolicyInputs:
         """What the flow reads. The pictures of both may have different sizes."""
-        cameras = {camera: (size[0], size[1]) for camera, size in self._config["cameras"].items()}
-        return PolicyInputs(cameras, self._config["state_dim"], has_instruction=True)
+        return PolicyInputs(self.head.encoder.cameras, self._config["state_dim"], has_instruction=True)
 
     def predict_action_batch(self, obs: Mapping[str, Any], mode: Mode = "train") -> ActionOutput:
-        inputs = {name: x.to(self.head.mean.weight.device) for name, x in self.sft_inputs(obs).items()}
-        mean, log_std = self.head(inputs)
-        noise = torch.zeros_like(mean)
-        if mode != "greedy":
-            drawn = normal_noise(row_noise_keys(obs, len(mean)), mean.shape[1])
-            noise = torch.from_numpy(drawn).to(mean.device)
-        chosen, logprobs = self.head.squashed(mean, log_std, noise)
-        start = self._config["bound"] * chosen.view(-1, *self._config["noise_shape"])
+        acted = self.head.act(obs, mode)
+        start = self._config["bound"] * acted.chosen.view(-1, *self._config["noise_shape"])
         actions = self.flow.predict_action_batch({**obs, START_NOISE: start}, "sampled").actions
-        kept = {"chosen": chosen[:, None]} if mode == "train" else {}
-        return ActionOutput(actions, logprobs[:, None], mean.new_zeros(len(mean), 1), kept)
+        kept = {"chosen": acted.chosen[:, None]} if mode == "train" else {}
+        return ActionOutput(actions, acted.logprobs[:, None], start.new_zeros(len(start), 1), kept)
 
     def sample_with_logprob(self, inputs: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """The noise to act from, over `bound`: [B, 1, `chosen_dim`] in -1 to 1, and its log-probabilities."""
-        mean, log_std = self.head(inputs)
-        chosen, logprobs = self.head.squashed(mean, log_std, noise[:, 0])
+        chosen, logprobs = self.head.sampled(inputs, noise[:, 0])
         return chosen[:, None], logprobs[:, None]
 
     def predict_values(self, obs: Mapping[str, Any]) -> Tensor:
@@ -122,13 +113,7 @@ class SteeredFlow(Policy):
         raise NotImplementedError("steered is trained off-policy, by its critics")
 
     def sft_inputs(self, obs: Mapping[str, Any]) -> dict[str, Tensor]:
-        inputs = {WORDS: torch.from_numpy(word_numbers(obs["instruction"]))}
-        if self._config["state_dim"]:
-            inputs["state"] = torch.from_numpy(np.asarray(obs["state"], np.float32))
-        for camera, (height, width) in self._config["cameras"].items():
-            pictures = torch.from_numpy(np.ascontiguousarray(obs["images"][camera]))
-            inputs[PICTURE + camera] = resized(pictures, (height, width))
-        return inputs
+        return self.head.encoder.inputs(obs)
 
     def save_pretrained(self, directory: str | Path, state_dict: dict[str, Tensor] | None = None) -> None:
         super().save_pretrained(directory, state_dict)
