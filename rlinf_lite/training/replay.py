@@ -239,7 +239,7 @@ class ReplayBuffer:
             raise ReplayError(f"{problem}. {_LOST}")
         at = [divmod(step, self._steps_per_file) for step in range(first, end)]
         flags = [self._opened(number)["flags"][within, self._rows] for number, within in at]
-        return np.array(flags, np.int8).reshape(end - first, -1, self.num_decisions)
+        return np.array(flags, np.int8).reshape(end - first, self._rows.stop - self._rows.start, self.num_decisions)
 
     def go_back(self, first: int, flags: NDArray[np.int8]) -> None:
         """Hold the steps from `first` on, or the newest of them. `flags`: those of all ranks [steps, N, T]."""

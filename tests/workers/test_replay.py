@@ -125,6 +125,16 @@ def test_a_moved_run_finds_its_steps(tmp_path: Path) -> None:
     assert content(moved) == before
 
 
+@pytest.mark.parametrize("rows", [ALL, slice(1, 2)])
+def test_a_checkpoint_before_the_first_step_holds_none(tmp_path: Path, rows: slice) -> None:
+    state = buffer_of(tmp_path, 0, rows).state(0)
+    buffer = buffer_of(tmp_path, 2, rows)
+    flags = buffer.load(state)
+    assert flags.shape == (0, rows.stop - rows.start, T)
+    buffer.go_back(0, flags)
+    assert (buffer.first, buffer.end, len(buffer.pool("online"))) == (0, 0, 0)
+
+
 def test_the_state_is_that_of_the_steps_that_are_done(tmp_path: Path) -> None:
     """A rank may have stored one more than the others when the disk is full."""
     assert buffer_of(tmp_path, 5).state(4) == buffer_of(tmp_path / "b", 4).state(4) | {"directory": str(tmp_path)}
