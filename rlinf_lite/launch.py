@@ -101,15 +101,14 @@ def _launch(
 ) -> Runner:
     """Launch the groups and return the runner that drives them, ready to run; without a claim, ready to evaluate."""
     kind: str = "eval" if claim is None else cfg.runner.task_type
-    if kind in ("embodied", "reasoning"):
-        kind = cfg.runner.mode
+    is_async = cfg.runner.mode == "async"
     runner: Runner
     if isinstance(cfg, ReasoningConfig):
         from rlinf_lite.workers.reasoning import launch_roles  # either kind of run does without the other's workers
 
         assert problems is not None
         roles = launch_roles(cfg, cluster, placement)
-        of_text = runners.AsyncReasoningRunner if kind == "async" else runners.ReasoningRunner
+        of_text = runners.AsyncReasoningRunner if is_async else runners.ReasoningRunner
         runner = of_text(cfg, problems, **roles, supervisor=supervisor, claim=claim)
     else:
         from_replay = kind == "off_policy"
@@ -119,12 +118,12 @@ def _launch(
             rollout=(workers.ReplayRolloutWorker if from_replay else workers.MultiStepRolloutWorker).create_group(cfg),
             env=workers.EnvWorker.create_group(cfg),
         )
-        others: dict[str, type[runners.SFTRunner] | type[runners.EmbodiedRunner]] = {
+        in_simulators: dict[str, type[runners.SFTRunner] | type[runners.EmbodiedRunner]] = {
             "sft": runners.SFTRunner,
-            "off_policy": runners.OffPolicyRunner,
-            "async": runners.AsyncEmbodiedRunner,
+            "eval": runners.EmbodiedRunner,
+            "embodied": runners.AsyncEmbodiedRunner if is_async else runners.EmbodiedRunner,
+            "off_policy": runners.AsyncOffPolicyRunner if is_async else runners.OffPolicyRunner,
         }
-        in_simulator = others.get(kind, runners.EmbodiedRunner)
-        runner = in_simulator(cfg, **groups, supervisor=supervisor, claim=claim)
+        runner = in_simulators[kind](cfg, **groups, supervisor=supervisor, claim=claim)
     runner.init_workers()
     return runner

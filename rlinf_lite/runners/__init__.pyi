@@ -2,6 +2,7 @@ from .async_embodied import AsyncEmbodiedRunner as AsyncEmbodiedRunner
 from .async_reasoning import AsyncReasoningRunner as AsyncReasoningRunner
 from .checkpoints import CheckpointError as CheckpointError
 from .embodied import EmbodiedRunner as EmbodiedRunner
+from .off_policy import AsyncOffPolicyRunner as AsyncOffPolicyRunner
 from .off_policy import OffPolicyRunner as OffPolicyRunner
 from .placed import run_placed as run_placed
 from .reasoning import ReasoningRunner as ReasoningRunner

@@ -3,6 +3,8 @@
 rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
 env.interact() || rollout.generate() || actor.recv_rollout_batch()   # into the replay buffer
 actor.run_training()                                                 # any number of updates on batches from it
+
+With `runner.mode: async` the next steps are played meanwhile, as in `async_embodied.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 from rlinf_lite.config import Config
 from rlinf_lite.config.names import reads_demonstrations
 from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, read_provenance
+from rlinf_lite.runners.async_embodied import AsyncEmbodiedRunner
 from rlinf_lite.runners.checkpoints import CheckpointError
 from rlinf_lite.runners.embodied import EmbodiedRunner
 from rlinf_lite.runners.full_disk import DiskFullError, has_no_room, room_at
@@ -73,6 +76,10 @@ class OffPolicyRunner(EmbodiedRunner):
                 raise CheckpointError(f"a checkpoint in {self.store.root} names no replay buffer: {error}") from error
             self._wait(self.actor.forget_replay(before), what="old transitions to be deleted")
         return saved
+
+
+class AsyncOffPolicyRunner(AsyncEmbodiedRunner, OffPolicyRunner):
+    """As `OffPolicyRunner`, with rollouts ahead of training; see `AsyncEmbodiedRunner` for what a resume repeats."""
 
 
 def check_transitions(cfg: Config, dataset: Path, frames: Path) -> None:

@@ -25,6 +25,7 @@ from rlinf_lite.models import Policy
 from rlinf_lite.models.critics import Critics
 from rlinf_lite.models.sampling import noise_keys, normal_noise, uniform_noise
 from rlinf_lite.registry import OFF_POLICY, off_policy_needs
+from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.replay import (
@@ -68,7 +69,7 @@ class ReplayRolloutWorker(MultiStepRolloutWorker):
                 builder.add_following(result.final_rows, self.policy.sft_inputs(result.final_obs))
         if not message.last:
             actions = self._decide(env_rank, message)
-            builder.add_decision(self.policy.sft_inputs(message.obs), actions)
+            builder.add_decision(self.policy.sft_inputs(message.obs), actions, self.version)
             return
         running = builder.running_rows()
         builder.add_following(running, self.policy.sft_inputs(take_rows(message.obs, running)))
@@ -100,11 +101,14 @@ class OffPolicyActor(EmbodiedFSDPActor):
     critics: Critics
     critic_learner: Learner
     demonstrated: DemonstratedTransitions | None
+    staleness: Tensor
+    """float64 [B, T] of all ranks: the version that trains minus those that acted, in an asynchronous run."""
 
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int, directory: str = "") -> int:
         """Build policy, critics, optimizers and the replay buffer in `directory`; returns the number of parameters."""
         cfg, own = self.cfg, self.cfg.off_policy
         num_parameters = super().init(layout, spec, total_steps)
+        self.earlier = EarlierWeights(self.learner, 0)  # nothing here is measured with them
         chosen = self.policy.chosen_dim
         self._chosen = (self.policy.num_action_chunks, self.policy.action_dim) if chosen is None else (1, chosen)
         reads = self.policy.reads()
@@ -149,6 +153,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
                 block.ended[:, -1] = True
             flags = self._all_gather(torch.from_numpy(flags_of(block))).numpy()
             self.replay.add(step, block, flags)
+        if self.cfg.runner.mode == "async":
+            self.staleness = (self.version - self._all_gather(torch.cat([part.versions for part in parts]))).double()
 
     def run_training(self, step: int | None = None) -> dict[str, Any]:
         """Train `updates_per_step` times on batches from the replay buffer. Returns `train/*` and `replay/*` metrics,
@@ -167,6 +173,9 @@ class OffPolicyActor(EmbodiedFSDPActor):
         self.version += 1
         found = self.learner.result(sums)
         found["metrics"] |= {f"replay/{name}": float(size) for name, size in pools.items()}
+        if self.cfg.runner.mode == "async":
+            mean, most = float(self.staleness.mean()), float(self.staleness.max())
+            found["metrics"] |= {"async/staleness_mean": mean, "async/staleness_max": most}
         found["metrics"]["train/actor/temperature"] = float(self.critics.log_temperature.detach().exp())
         return found
 

@@ -21,6 +21,8 @@ class Played:
     """A `Block` of the environments `env_ids` [B], in this order."""
 
     env_ids: Tensor
+    versions: Tensor
+    """int64 [B, T]: of the weights that decided."""
     block: Block
 
     def rows(self, rows: slice) -> Played:
@@ -31,6 +33,7 @@ class Played:
         tensors = {f.name: getattr(block, f.name) for f in fields(Block) if f.name not in ("inputs", "next_inputs")}
         return Played(
             self.env_ids[rows],
+            self.versions[rows],
             Block(
                 inputs={name: x[rows] for name, x in block.inputs.items()},
                 next_inputs={name: x[following] for name, x in block.next_inputs.items()},
@@ -51,13 +54,16 @@ class TransitionBuilder:
         self.env_ids = env_ids
         self._inputs: list[dict[str, Tensor]] = []
         self._actions: list[Tensor] = []
+        self._versions: list[int] = []
         self._results: list[dict[str, np.ndarray]] = []
         self._following: list[tuple[int, np.ndarray, dict[str, Tensor]]] = []  # (t, rows, inputs)
 
-    def add_decision(self, inputs: dict[str, Tensor], actions: Tensor) -> None:
-        """Add the policy's inputs [B, ...] and the actions [B, C, D] for the next decision of every row."""
+    def add_decision(self, inputs: dict[str, Tensor], actions: Tensor, version: int) -> None:
+        """Add the policy's inputs [B, ...] and the actions [B, C, D] for the next decision of every row, by weights of
+        this version."""
         self._inputs.append(_copied(inputs))
         self._actions.append(actions)
+        self._versions.append(version)
 
     def add_result(self, result: StepResult) -> None:
         """Add the environments' result of that decision."""
@@ -102,7 +108,8 @@ class TransitionBuilder:
             has_next=torch.from_numpy(has_next),
             next_inputs=following,
         )
-        return Played(torch.from_numpy(self.env_ids), block)
+        versions = torch.tensor(self._versions).expand(len(self.env_ids), -1)
+        return Played(torch.from_numpy(self.env_ids), versions, block)
 
 
 def _copied(inputs: dict[str, Tensor]) -> dict[str, Tensor]:

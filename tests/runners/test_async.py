@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlinf_lite.runners import AsyncEmbodiedRunner, stopping
+from rlinf_lite.runners import AsyncEmbodiedRunner, AsyncOffPolicyRunner, OffPolicyRunner, stopping
 from rlinf_lite.workers import EnvWorker, MultiStepRolloutWorker
-from tests.runners.conftest import WORKERS, read_metrics
+from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_SAC, WORKERS, read_metrics
 
 ASYNC = ["runner.mode=async", "algorithm.correction.kind=decoupled", "runner.max_steps=5", "runner.save_interval=5"]
 SPREAD = ["cluster.component_placement={actor: '0', rollout: 0-1, env: 0-1}", "rollout.pipeline_stage_num=2"]
@@ -77,6 +77,40 @@ def test_rollouts_that_are_slower_than_training_take_weights_as_they_come(start,
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert all(line["async/staleness_max"] <= bound for line in lines)
     assert any(line["async/staleness_mean"] % 1 for line in lines)  # two versions within a step
+
+
+def start_off_policy(start, *overrides, **where):
+    where = {"config": "gym_pendulum_sac_mlp", "small": SMALL_SAC, "workers": OFF_POLICY_WORKERS, **where}
+    return start(*overrides, **where)
+
+
+def test_off_policy_without_staleness_is_the_synchronous_run_bit_for_bit(start, tmp_path):
+    steps = ["runner.max_steps=4", "runner.save_interval=4", "runner.val_check_interval=2", *SPREAD]
+    sync = start_off_policy(start, *steps, root=tmp_path / "sync", runner_class=OffPolicyRunner).run()
+    start.stop()
+    overrides = [*steps, "runner.mode=async", "runner.max_staleness=0"]
+    found = start_off_policy(start, *overrides, root=tmp_path / "async", runner_class=AsyncOffPolicyRunner).run()
+    for file in ("policy", "training_state/critics/model"):
+        one, other = (load_file(x.checkpoint / file / "model.safetensors") for x in (sync, found))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], x) for name, x in other.items())
+    for one, other in zip(read_metrics(sync.run_dir), read_metrics(found.run_dir), strict=True):
+        assert numbers(one) == numbers(other)
+
+
+@pytest.mark.parametrize("spread", [SPREAD, pytest.param(TWO_ACTORS, marks=(pytest.mark.processes, pytest.mark.slow))])
+def test_off_policy_plays_ahead_and_goes_on_from_a_checkpoint(start, spread):
+    overrides = ["runner.mode=async", "runner.max_staleness=2", "actor.strategy=replicated", *spread]
+    overrides += ["runner.max_steps=6", "runner.save_interval=3", "runner.run_name=run", "runner.resume=auto"]
+    first = start_off_policy(start, *overrides, "runner.max_steps=3", runner_class=AsyncOffPolicyRunner).run()
+    start.stop()
+    result = start_off_policy(start, *overrides, runner_class=AsyncOffPolicyRunner).run()
+    assert (first.completed_steps, result.completed_steps) == (3, 6)
+    lines = read_metrics(result.run_dir)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    most = [line["async/staleness_max"] for line in lines]
+    assert most[0] == most[3] == 0 < max(most) <= 2  # step 4 is played by the weights of the checkpoint
+    assert [line["env/num_steps"] for line in lines] == [32 * step for step in range(1, 7)]
+    assert [line["replay/online"] for line in lines] == [32, 64, 64, 64, 64, 64]
 
 
 def test_stopped_in_the_middle_it_goes_on_where_it_was(start, monkeypatch):

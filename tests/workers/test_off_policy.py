@@ -227,7 +227,7 @@ def trained(directory: Path, rank: int = 0, world_size: int = 1, port: int = 0) 
     share = NUM_ENVS // world_size
     metrics = []
     for step in (0, 1, 2, 3):
-        whole = Played(torch.arange(NUM_ENVS), played(step))
+        whole = Played(torch.arange(NUM_ENVS), torch.zeros(NUM_ENVS, T, dtype=torch.int64), played(step))
         block = whole.rows(slice(rank * share, (rank + 1) * share)).block
         actor.replay.add(step, block, flags_of(whole.block))
         if step == 3:  # as few as make a rank that has none of them likely
@@ -242,7 +242,11 @@ def trained(directory: Path, rank: int = 0, world_size: int = 1, port: int = 0) 
     block = played(4)
     block.success[:] = torch.where(torch.arange(NUM_ENVS) == 0, 1, 0)[:, None]
     block.ended.fill_(True)
-    own = Played(torch.arange(NUM_ENVS), block).rows(slice(rank * share, (rank + 1) * share)).block
+    own = (
+        Played(torch.arange(NUM_ENVS), torch.zeros(NUM_ENVS, T, dtype=torch.int64), block)
+        .rows(slice(rank * share, (rank + 1) * share))
+        .block
+    )
     actor.replay.add(4, own, flags_of(block))
     replay = actor.cfg.replay.model_copy(update={"shares": {"successes": 1.0}})
     actor.cfg = actor.cfg.model_copy(update={"replay": replay})

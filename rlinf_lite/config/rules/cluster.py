@@ -10,7 +10,7 @@ from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import SHARING, fused_roles, names_in_fuse, roles_of
 from rlinf_lite.config.plan import PLACEMENT, Plan, ReasoningPlan, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.rules import REINFORCED, SIMULATED, near_multiples, quotient, rule
+from rlinf_lite.config.rules import PLAYED, REINFORCED, SIMULATED, near_multiples, quotient, rule
 from rlinf_lite.config.schema import BaseConfig, Config
 
 _TP = "actor.tensor_model_parallel_size"
@@ -81,7 +81,7 @@ def _roles_can_share(config: BaseConfig, plan: Any) -> Iterator[Problem]:
         yield Problem(key, f"{text}. Give them one line")
 
 
-@rule("runner.mode", "cluster.fuse", kinds=REINFORCED)
+@rule("runner.mode", "cluster.fuse", kinds=(*PLAYED, "reasoning"))
 def _generates_beside_training(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     together = [role for role in fused_roles(config) if role != "rollout"]  # a reward waits for another rank's part
     if config.runner.mode == "async" and together and "rollout" in fused_roles(config):

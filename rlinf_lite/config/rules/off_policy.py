@@ -28,12 +28,6 @@ def _keys_of_the_other_kind(config: Config, plan: Plan) -> Iterator[Problem]:
                 yield Problem(f"{section}.{name}", f"{text}. Leave it out, or change the task_type")
 
 
-@rule("runner.mode", kinds=("off_policy",))
-def _off_policy_takes_turns(config: Config, plan: Plan) -> Iterator[Problem]:
-    if config.runner.mode == "async":
-        yield Problem("runner.mode", "is async, and an off-policy run plays and trains in turn. Set it to sync")
-
-
 @rule("off_policy.target_subset", "off_policy.num_critics", kinds=("off_policy",))
 def _targets_are_of_critics(config: Config, plan: Plan) -> Iterator[Problem]:
     subset, num = config.off_policy.target_subset, config.off_policy.num_critics
