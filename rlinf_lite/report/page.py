@@ -31,6 +31,7 @@ PHASES = {
     "training": "training",
     "eval": "evaluation",
     "advantages": "advantages",
+    "store_transitions": "storing",
 }
 """Names of the phases on the page. Each has the colour of the series with its number: rollouts that of env, training
 that of actor."""

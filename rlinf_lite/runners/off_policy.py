@@ -1,7 +1,8 @@
 """The loop of off-policy runs. `Runner.run` adds checkpoints, evaluations and snapshots around the steps.
 
 rollout.sync_model_from_actor() || actor.sync_model_to_rollout()
-env.interact() || rollout.generate() || actor.recv_rollout_batch()   # into the replay buffer
+env.interact() || rollout.generate() || actor.recv_rollout_batch()
+actor.store_transitions()                                            # in the replay buffer
 actor.run_training()                                                 # any number of updates on batches from it
 
 With `runner.mode: async` the next steps are played meanwhile, as in `async_embodied.py`.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rlinf_lite.config import Config
 from rlinf_lite.config.names import reads_demonstrations
@@ -45,12 +45,13 @@ class OffPolicyRunner(EmbodiedRunner):
             (self.replay_directory / DEMONSTRATIONS).write_text(json.dumps({"frames": str(frames.absolute())}))
 
     def _measure_batch(self) -> dict[str, float]:
-        return {}  # batches come from the buffer
-
-    def generate_rollouts(self, step: int) -> list[list[dict[str, Any]]]:
-        """As in other runs. Raises DiskFullError if the replay buffer has no room."""
+        """Have the actors put the batch into the replay buffer. Returns its metrics. Raises DiskFullError if that has
+        no room."""
         try:
-            return super().generate_rollouts(step)
+            with self.step_log.phase("store_transitions"):
+                storing = self.actor.store_transitions(self.completed_steps)
+                metrics: dict[str, float] = self._wait(storing, what="transitions to be stored")[0][0]
+            return metrics
         except WorkerError as error:
             if not has_no_room(error.__cause__):
                 raise

@@ -2,7 +2,8 @@
 
 The order of a step in the actor, top to bottom:
 
-    recv_rollout_batch    the step's decisions of this actor's environments, into the replay buffer
+    recv_rollout_batch    the step's decisions of this actor's environments
+    store_transitions     into the replay buffer
     run_training          `off_policy.updates_per_step` times: a batch by (seed, step, number); an update of the critics
                           and the temperature; one of the policy; the target critics follow
 """
@@ -101,8 +102,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
     critics: Critics
     critic_learner: Learner
     demonstrated: DemonstratedTransitions | None
-    staleness: Tensor
-    """float64 [B, T] of all ranks: the version that trains minus those that acted, in an asynchronous run."""
+    received: list[Played]
+    """Decisions of this rank's environments that are not in the buffer yet."""
 
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int, directory: str = "") -> int:
         """Build policy, critics, optimizers and the replay buffer in `directory`; returns the number of parameters."""
@@ -141,20 +142,26 @@ class OffPolicyActor(EmbodiedFSDPActor):
         return num_parameters + self.critic_learner.num_parameters
 
     def recv_rollout_batch(self, step: int | None = None) -> None:
-        """Receive the decisions of `step` of this actor's environments, and put them into the replay buffer."""
+        """Receive the decisions of `step` of this actor's environments."""
         assert step is not None, "an off-policy actor needs the number of the step"
-        parts: list[Played] = []
-        while sum(len(part.env_ids) for part in parts) < self.layout.rows_per_actor:
+        self.received = []
+        while sum(len(part.env_ids) for part in self.received) < self.layout.rows_per_actor:
             _, part = self.recv_any("rollout", self.cfg.runner.phase_timeout_s, step)
-            parts.append(part)
+            self.received.append(part)
+
+    def store_transitions(self, step: int) -> dict[str, float]:
+        """Put the decisions of `step` into the replay buffer. Returns metrics, the same on every rank."""
         with self.timer("store transitions"):
-            block = Played.concat(parts)
+            block, versions = Played.concat(self.received), torch.cat([part.versions for part in self.received])
+            self.received = []
             if not self.cfg.env.train.auto_reset:  # the next step begins new episodes: no outcome of theirs is of these
                 block.ended[:, -1] = True
             flags = self._all_gather(torch.from_numpy(flags_of(block))).numpy()
             self.replay.add(step, block, flags)
-        if self.cfg.runner.mode == "async":
-            self.staleness = (self.version - self._all_gather(torch.cat([part.versions for part in parts]))).double()
+            if self.cfg.runner.mode == "sync":
+                return {}
+            staleness = (self.version - self._all_gather(versions)).double()
+        return {"async/staleness_mean": float(staleness.mean()), "async/staleness_max": float(staleness.max())}
 
     def run_training(self, step: int | None = None) -> dict[str, Any]:
         """Train `updates_per_step` times on batches from the replay buffer. Returns `train/*` and `replay/*` metrics,
@@ -173,9 +180,6 @@ class OffPolicyActor(EmbodiedFSDPActor):
         self.version += 1
         found = self.learner.result(sums)
         found["metrics"] |= {f"replay/{name}": float(size) for name, size in pools.items()}
-        if self.cfg.runner.mode == "async":
-            mean, most = float(self.staleness.mean()), float(self.staleness.max())
-            found["metrics"] |= {"async/staleness_mean": mean, "async/staleness_max": most}
         found["metrics"]["train/actor/temperature"] = float(self.critics.log_temperature.detach().exp())
         return found
 

@@ -12,7 +12,7 @@ import torch
 
 from rlinf_lite.control import JobFailedError
 from rlinf_lite.control.context import ask_master
-from rlinf_lite.runners import AsyncEmbodiedRunner, OffPolicyRunner
+from rlinf_lite.runners import AsyncEmbodiedRunner, AsyncOffPolicyRunner, OffPolicyRunner
 from rlinf_lite.runners.checkpoints import verify
 from rlinf_lite.scheduler import WorkerDiedError
 from tests.control.conftest import Hurt, changed, events, pids
@@ -163,6 +163,18 @@ def test_a_replay_buffer_holds_what_it_would_have_held(start, tmp_path):
     assert equal(run_to_end(runner), expected) and held(runner) == held(whole)
     assert held(whole)["end"] == 10 and held(whole)["first"] == 8
     check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
+
+
+@pytest.mark.slow
+def test_an_off_policy_run_that_plays_ahead_loses_no_step(start):
+    where = {"config": "gym_pendulum_sac_mlp", "small": SMALL_SAC, "classes": OFF_POLICY_WORKERS}
+    ahead = ["runner.mode=async", "runner.max_staleness=2", "runner.max_steps=10"]
+    runner = start(*ahead, runner_class=AsyncOffPolicyRunner, **where)
+    hurt_within(runner, "_train", ONE_OF_EACH)
+    run_to_end(runner)
+    check_nothing_lost(runner, ["rollout[1]"], ["env[0]"], ["actor[0]"])
+    state = json.loads((runner.run_dir / "final" / "training_state" / "replay.json").read_text())
+    assert (state["first"], state["end"]) == (8, 10)
 
 
 @pytest.mark.slow
