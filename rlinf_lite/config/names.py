@@ -139,7 +139,7 @@ def rollout_dtype(config: Any, device: str) -> str:
 def roles_of(config: ReasoningConfig) -> list[str]:
     """The roles of a language run."""
     roles = ["actor", "rollout", "reward"]
-    if config.algorithm.kl.place != "none":
+    if config.algorithm.kl.place != "none" or loss_needs_of(config).teacher:
         roles.append("reference")
     if needs_of(config).values:
         roles.append("critic")

@@ -13,6 +13,7 @@ from rlinf_lite.config.schema import (
     ClusterConfig,
     OptimConfig,
     PlacementSpec,
+    TeacherConfig,
     TrainConfig,
 )
 from rlinf_lite.registry import ENGINES, language_card
@@ -211,4 +212,5 @@ class ReasoningConfig(BaseConfig):
     actor: LanguageActorConfig = LanguageActorConfig()
     critic: CriticConfig = CriticConfig()
     reward: RewardConfig = RewardConfig()
+    teacher: TeacherConfig = TeacherConfig()
     sft: SupervisedConfig = SupervisedConfig()

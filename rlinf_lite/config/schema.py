@@ -534,7 +534,7 @@ class TeacherConfig(Section):
 
     model_dir: str | None = None
     """Directory of a policy with the same inputs, chunks and tokens as the student's: a checkpoint, a run, or a policy
-    directory."""
+    directory; in reasoning runs, of a language model with the same tokenizer, which is the role `reference`."""
 
 
 class WeightSyncConfig(Section):

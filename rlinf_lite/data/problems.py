@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlinf_lite.config.reasoning import ReasoningConfig
+from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.arithmetic import ProblemSpaceError, generate
 from rlinf_lite.data.prompt_files import DatasetError
 from rlinf_lite.data.prompts import Prompt, PromptDataset, ResumableSampler
 from rlinf_lite.data.proto import DataProto
 from rlinf_lite.data.sequences import join_responses
-from rlinf_lite.data.tokenizers import load_tokenizer
+from rlinf_lite.data.tokenizers import check_same_tokens, load_tokenizer
 from rlinf_lite.hub import HubError, local_path
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class Problems:
 def open_problems(cfg: ReasoningConfig) -> Problems:
     """Read the problems of a run, and check every row. Raises DatasetError and TokenizerError."""
     data, tokenizer = cfg.data, load_tokenizer(cfg)
+    if cfg.teacher.model_dir is not None:
+        check_same_tokens(tokenizer, policy_directory(cfg.teacher.model_dir), "teacher.model_dir")
     train_files, val_files = list(data.train_files), list(data.val_files)
     if not train_files:
         generated = _generated(cfg)

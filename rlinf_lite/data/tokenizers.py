@@ -46,6 +46,15 @@ def read_tokenizer(directory: Path, hint: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def check_same_tokens(tokenizer: PreTrainedTokenizerBase, directory: Path, key: str) -> None:
+    """Raise TokenizerError, which names `key`, if the model in `directory` numbers tokens otherwise than the run."""
+    own, other = tokenizer.get_vocab(), read_tokenizer(directory, f"{key} needs the run's tokenizer").get_vocab()
+    differing = sorted(token for token in own.keys() | other.keys() if own.get(token) != other.get(token))
+    if differing:
+        text = f"{key}: {directory} numbers {len(differing)} tokens otherwise than the run's tokenizer"
+        raise TokenizerError(f"{text} ({', '.join(map(repr, differing[:5]))}). Name a model with the same tokenizer")
+
+
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, model: Any) -> tuple[int, ...]:
     """The tokens that end a response: those of the tokenizer, of config.json and of generation_config.json (chat models
     often list the end of a turn only there). `model`: a model of transformers."""

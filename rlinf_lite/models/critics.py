@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,10 @@ from torch.nn import functional as F
 from rlinf_lite.models.base import read_weights_of
 from rlinf_lite.models.pictures import resized
 from rlinf_lite.models.tensor_files import write_tensors
+
+if TYPE_CHECKING:
+    from rlinf_lite.config.schema import OffPolicyConfig
+    from rlinf_lite.models.base import Policy
 
 PICTURE = "image."
 """Prefix of the name of a camera's pictures among the inputs."""
@@ -120,6 +124,12 @@ class _Values(nn.Module):
         return values.squeeze(-1)
 
 
+def chosen_shape(policy: Policy) -> tuple[int, int]:
+    """C and D of what a decision chooses: the actions of a chunk, or `Policy.chosen_dim` numbers."""
+    chosen = policy.chosen_dim
+    return (policy.num_action_chunks, policy.action_dim) if chosen is None else (1, chosen)
+
+
 class Critics(nn.Module):
     """M critics, their targets, and the temperature of the entropy: all that off-policy training has besides the
     policy.
@@ -149,6 +159,21 @@ class Critics(nn.Module):
         self.target.requires_grad_(False)
         self.target.load_state_dict(self.online.state_dict())
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+
+    @classmethod
+    def of(cls, policy: Policy, cfg: OffPolicyConfig) -> Self:
+        """The critics of a run: they see what the policy reads and what it chooses."""
+        reads = policy.reads()
+        return cls(
+            0 if reads is None else reads.state_dim,
+            {} if reads is None else reads.cameras,
+            *chosen_shape(policy),
+            cfg.num_critics,
+            cfg.hidden_sizes,
+            cfg.layer_norm,
+            cfg.temperature,
+            reads_words=policy.chosen_dim is not None,
+        )
 
     def forward(self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor) -> Tensor:
         """Values [M, b] of normalised actions [b, C, D], of which those in `mask` [b, C] count."""

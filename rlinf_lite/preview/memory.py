@@ -17,10 +17,11 @@ from rlinf_lite.cards import Observed
 from rlinf_lite.config.names import fused_roles, max_staleness, roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs.base import EnvSpec
 from rlinf_lite.models import build_policy
+from rlinf_lite.models.critics import Critics
 from rlinf_lite.preview.fake import Counts, count, fake_tensors
 from rlinf_lite.preview.ranks import (
     FP32,
@@ -142,7 +143,7 @@ def _host_at_start(plan: Plan | ReasoningPlan, found: Estimate) -> int:
 
 def _model_of(role: str, found: Estimate) -> str:
     """The key of a role's model in `found.models`."""
-    if role in ("env", "critic"):
+    if role in ("env", "critic") or role in found.models:
         return role
     return "reward model" if role == "reward" else "policy" if "policy" in found.models else "model"
 
@@ -173,6 +174,12 @@ def _embodied(plan: Plan) -> Estimate:
         if policy is None:
             return found
         counts = count(policy, policy.fsdp_units())
+        others: dict[str, int] = {}  # of the actor, on its slot
+        if config.runner.task_type == "off_policy":
+            critics = count(Critics.of(policy, config.off_policy), [])
+            others["critics"] = critics.num_bytes + 3 * FP32 * critics.trained  # AdamW's moments and gradients
+        if config.teacher.model_dir is not None:
+            others["teacher"] = counts.num_bytes + counts.buffer_bytes
         passes = found.attempt(
             f"activations and trajectories of {name} are left out: it could not be run without building it",
             lambda: policy_passes(plan, policy, spec, meter),
@@ -211,6 +218,7 @@ def _embodied(plan: Plan) -> Estimate:
         "rollout": acting_rank(plan, counts, {"acting": acting}, hosts["rollout"]),
         "actor": training_rank(plan, "actor", counts, activations, hosts["actor"]),
     }
+    found.ranks["actor"].held.update(others)
     _add_processes(found, fused)
     batch = 0 if config.runner.task_type == "eval" else plan.num_samples * found.sample_bytes
     traffic = batch + 2 * (trained_in or evaluated_at_once(plan)) * obs_bytes
@@ -247,7 +255,10 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
     models: dict[str, tuple[type[LanguageModel], str | Path | None]] = {"model": (CausalLM, start)}
     if "critic" in roles:
         models["critic"] = (CausalValueModel, config.critic.model_dir or start)
+    if config.teacher.model_dir is not None:
+        models["reference"] = (CausalLM, policy_directory(config.teacher.model_dir))
     peaks: Counter[str] = Counter()
+    of_teacher: Counter[str] = Counter()
     with fake_tensors() as meter:
         for name, (kind, directory) in models.items():
             model = found.attempt(
@@ -259,13 +270,14 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
             found.models[name] = count(model, model.fsdp_units())
             found.attempt(
                 f"activations of the {name} are left out: it could not be run without building it",
-                partial(language_passes, plan, model, meter, peaks),
+                partial(language_passes, plan, model, meter, of_teacher if name == "reference" else peaks),
             )
         if config.reward.model is not None:
             found.attempt(
                 "the reward model is left out: it could not be built and run",
                 partial(reward_model, config, found.models, meter, peaks),
             )
+    peaks |= {"scoring": of_teacher["scoring"] or peaks["scoring"]}
     # ids and mask; numbers per token of the response, and its mask
     columns = config.data.max_prompt_length + config.rollout.max_response_length
     found.sample_bytes = 9 * columns + (6 * FP32 + 1) * config.rollout.max_response_length
@@ -279,15 +291,15 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
 def _role(plan: ReasoningPlan, role: str, found: Estimate, peaks: Counter[str]) -> RankMemory:
     """The memory of one process of a role in a language run."""
     config, size = plan.config, plan.size(role) or 1
-    counts, fused = found.models["critic" if role == "critic" else "model"], fused_roles(config)
+    model = role if role in found.models else "model"
+    counts, fused = found.models[model], fused_roles(config)
     kind = "actor" if role in ("critic", "reference") else role
     host = {"interpreter": INTERPRETER_BYTES[kind] + TRANSFORMERS_BYTES}
     host["batch"] = 2 * -(-plan.num_samples // size) * found.sample_bytes  # as sent, and joined
     if role in ("actor", "critic"):
         if role == "actor" and "rollout" not in fused:
             host["weight sync"] = synced_bytes(config, counts)
-        activations = peaks["critic" if role == "critic" else "model"]
-        return training_rank(plan, role, counts, activations, host)
+        return training_rank(plan, role, counts, peaks[model], host)
     if role == "reference":
         return scoring_rank(plan, role, counts, peaks["scoring"], host)
     if role == "rollout":

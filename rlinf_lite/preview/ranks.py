@@ -316,7 +316,9 @@ def training_rank(
         working = {}
     else:
         held["AdamW"] = _part(plan, role, counts, 2 * FP32 * counts.trained)
-    if role == "actor" and max_staleness(config):  # `training.earlier` keeps them
+    if (
+        role == "actor" and max_staleness(config) and config.runner.task_type != "off_policy"
+    ):  # `training.earlier` keeps them
         host = {**host, "earlier weights": _part(plan, role, counts, FP32 * counts.trained)}
     start = _whole_at_start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":

@@ -20,7 +20,7 @@ import torch
 
 from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.reasoning import ReasoningConfig
-from rlinf_lite.config.resources import start_dir
+from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.data import DataProto
 from rlinf_lite.data.problems import Problems, solved_batch, supervised_batches
 from rlinf_lite.data.prompts import ResumableSampler
@@ -239,7 +239,7 @@ class ReasoningRunner(Runner):
     def updates(self, batch: DataProto, step: int) -> Iterator[Handle]:
         """Start the updates of critic and actor, by minibatch; both groups work at the same time."""
         algorithm, actor = self.cfg.algorithm, ["old_logprobs", "rollout_logprobs", "acted_versions", "advantages"]
-        if algorithm.kl.place == "loss":
+        if algorithm.kl.place == "loss" or self.cfg.teacher.model_dir is not None:
             actor.append("ref_logprobs")
         size, seed = self.cfg.actor.global_batch_size, self.cfg.runner.seed
         for minibatch in experience.updates(batch, algorithm, size, seed, step):
@@ -320,15 +320,18 @@ class ReasoningRunner(Runner):
         return state["completed_steps"] == 0 and state["supervised_updates"] > 0
 
     def _init_others(self) -> None:
-        """Build reference and critic from the policy that reinforcement learning starts from. It is on disk, so that a
-        resumed run starts them from the same policy."""
+        """Build reference and critic from the policy that reinforcement learning starts from, unless there is a
+        teacher. It is on disk, so that a resumed run starts them from the same policy."""
         start = start_dir(self.cfg)
         others = [group for group in (self.reference, self.critic) if group is not None]
-        if others and (start is None or self.cfg.sft.num_steps):
+        taught_by = self.cfg.teacher.model_dir
+        if others and taught_by is None and (start is None or self.cfg.sft.num_steps):
             start = self.run_dir / "start"
             if self.completed_steps == 0:
                 self._wait(self.actor.save_policy(str(start)), what="the starting policy to be written")
-        building = [] if self.reference is None else [self.reference.init(str(start))]
+        building = (
+            [] if self.reference is None else [self.reference.init(str(policy_directory(taught_by or str(start))))]
+        )
         if self.critic is not None:
             building.append(self.critic.init(self.cfg.critic.model_dir or str(start), self.total_steps))
         self._wait(*building, what="reference and critic to be built", says_so=True)

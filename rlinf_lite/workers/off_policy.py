@@ -23,7 +23,7 @@ from rlinf_lite.algorithms.off_policy import ActorInputs, CriticInputs, OffPolic
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models import Policy
-from rlinf_lite.models.critics import Critics
+from rlinf_lite.models.critics import Critics, chosen_shape
 from rlinf_lite.models.sampling import noise_keys, normal_noise, uniform_noise
 from rlinf_lite.registry import OFF_POLICY, off_policy_needs
 from rlinf_lite.training.earlier import EarlierWeights
@@ -110,20 +110,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
         cfg, own = self.cfg, self.cfg.off_policy
         num_parameters = super().init(layout, spec, total_steps)
         self.earlier = EarlierWeights(self.learner, 0)  # nothing here is measured with them
-        chosen = self.policy.chosen_dim
-        self._chosen = (self.policy.num_action_chunks, self.policy.action_dim) if chosen is None else (1, chosen)
-        reads = self.policy.reads()
-        cameras = {} if reads is None else reads.cameras
-        self.critics = Critics(
-            0 if reads is None else reads.state_dim,
-            cameras,
-            *self._chosen,
-            own.num_critics,
-            own.hidden_sizes,
-            own.layer_norm,
-            own.temperature,
-            reads_words=self.policy.chosen_dim is not None,
-        )
+        self._chosen = chosen_shape(self.policy)
+        self.critics = Critics.of(self.policy, own)
         self.critics.log_temperature.requires_grad_(own.learn_temperature)
         self.critic_learner = Learner(self, self.critics, cfg, "critic")
         lr = cfg.actor.optim.lr if cfg.actor.optim.value_lr is None else cfg.actor.optim.value_lr
@@ -132,8 +120,8 @@ class OffPolicyActor(EmbodiedFSDPActor):
         self.needs = off_policy_needs(own.algorithm)
         self.target_entropy = -float(math.prod(self._chosen)) if own.target_entropy is None else own.target_entropy
         low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-        if chosen is not None:  # in -1 to 1 already
-            low, high = -torch.ones(chosen), torch.ones(chosen)
+        if self.policy.chosen_dim is not None:  # in -1 to 1 already
+            low, high = -torch.ones_like(low[:1]), torch.ones_like(high[:1])
         self._offset, self._scale = ((high + low) / 2).to(self.device), ((high - low) / 2).to(self.device)
         num_chunks = cfg.rollout.num_chunks or -(-spec.max_episode_steps // cfg.model.num_action_chunks)
         rows = slice(self.rank * layout.rows_per_actor, (self.rank + 1) * layout.rows_per_actor)

@@ -20,6 +20,8 @@ from rlinf_lite.config.plan import observed, plan_of
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
 from rlinf_lite.models import ActionOutput, Policy, PolicyOutput, build_policy, policy_class
 from rlinf_lite.models.check import random_obs
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
 from rlinf_lite.preview.fake import Meter, count, fake_tensors
 from rlinf_lite.preview.memory import Estimate, estimate
 from rlinf_lite.registry import ENVIRONMENTS, env_card
@@ -364,6 +366,27 @@ class ScoresWithANumber(SquashedGaussianPolicy):
 
     def predict_action_batch(self, obs: Any, mode: Any = "train") -> ActionOutput:
         return super().predict_action_batch(obs, mode)
+
+
+def test_critics_and_a_teacher_count_for_the_actor() -> None:
+    found = estimate(plan_of(load_config("gym_pendulum_sac_mlp")))
+    one = (3 + 1 + 1) * 256 + (256 + 1) * 256 + (256 + 1)  # state, action and bias, through two layers to a value
+    assert found.ranks["actor"].held["critics"] == 4 * (2 * 2 * one + 1 + 3 * (2 * one + 1))
+    found = estimate(plan_of(load_config("tabletop_opd_vla")))
+    policy = found.models["policy"]
+    assert found.ranks["actor"].held["teacher"] == policy.num_bytes + policy.buffer_bytes
+
+
+def test_a_teacher_is_the_reference_with_its_own_size(tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        model = CausalLM.from_config(preset("small"), Path("assets/char_tokenizer"), "sdpa")
+    model.save_pretrained(tmp_path)
+    opd = ["algorithm.adv_type=opd", "algorithm.loss_type=opd", f"teacher.model_dir={tmp_path}"]
+    found = estimate(plan_of(load_config("math_arithmetic_grpo", opd)))
+    teacher, student = found.models["reference"], found.models["model"]
+    assert teacher.parameters == sum(x.numel() for x in model.parameters()) != student.parameters
+    assert found.ranks["reference"].held["weights"] == teacher.num_bytes
+    assert found.ranks["actor"].held["weights"] == student.num_bytes + student.buffer_bytes
 
 
 def test_a_policy_that_needs_numbers_is_said_to() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.names import fused_roles
+from rlinf_lite.config.names import fused_roles, loss_needs_of, needs_of
 from rlinf_lite.config.plan import ReasoningPlan
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import labels_of, policy_config, policy_directory
@@ -120,6 +120,26 @@ def _dropped_groups_to_replace(config: ReasoningConfig, plan: Any) -> Iterator[P
     if algorithm.max_refills not in (0, usual) and not algorithm.filter_groups:
         text = f"is {algorithm.max_refills}, and with algorithm.filter_groups: false no group is dropped that others"
         yield Problem("algorithm.max_refills", f"{text} could replace. Set that to true, or this to {usual}")
+
+
+@rule("algorithm.loss_type", "algorithm.adv_type", "algorithm.kl", "teacher.model_dir", kinds=("reasoning",))
+def _teacher(config: ReasoningConfig, plan: Any) -> Iterator[Problem]:
+    loss, directory = config.algorithm.loss_type, config.teacher.model_dir
+    if not loss_needs_of(config).teacher:
+        if directory is not None:
+            yield Problem("teacher.model_dir", f"is set, and {loss} learns from no teacher. Leave it out")
+        return
+    if directory is None:
+        yield Problem("teacher.model_dir", f"is null, and {loss} learns from a teacher. Name its directory")
+    elif not (policy_directory(directory) / "config.json").is_file():
+        text = f"{directory} holds no language model (no config.json). Name one, or a checkpoint"
+        yield Problem("teacher.model_dir", text)
+    if config.algorithm.kl.place != "none":
+        text = f"is {config.algorithm.kl.place}, and with {loss} the teacher is the only reference. Set it to none"
+        yield Problem("algorithm.kl.place", text)
+    if needs_of(config).values:
+        text = f"{config.algorithm.adv_type} trains a critic on rewards, which {loss} does not read. Set it to the"
+        yield Problem("algorithm.adv_type", f"{text} estimator of the same name")
 
 
 @rule("algorithm.kl", kinds=("reasoning",))

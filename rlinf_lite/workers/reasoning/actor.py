@@ -142,6 +142,7 @@ class LanguageActor(LanguageModelWorker):
             entropy=entropy,
             weights=weights,
             behaviour_logprobs=behaviour,
+            teacher_logprobs=None if self.cfg.teacher.model_dir is None else columns["ref_logprobs"],
             denominator=data.meta_info["denominator"],
             dp_size=self.learner.dp_size,
         )
@@ -169,7 +170,7 @@ class LanguageActor(LanguageModelWorker):
 
 
 class LanguageReference(LanguageModelWorker):
-    """Scores responses under weights that never change."""
+    """Scores responses under weights that never change: those that the run began with, or a teacher's."""
 
     def init(self, directory: str) -> None:
         """Load the policy in `directory`."""
