@@ -100,6 +100,12 @@ def reads_demonstrations(config: Any) -> bool:
     return bool(kind == "sft" or (kind == "off_policy" and config.replay.shares.get("demonstrations", 0.0) > 0))
 
 
+def plays_in_training(config: Any) -> bool:
+    """Whether a run plays in environments besides those of its evaluation."""
+    kind, data = config.runner.task_type, config.data
+    return kind != "eval" and (kind != "sft" or data.source != "folder" or data.dagger.rounds > 0)
+
+
 def max_staleness(config: Any) -> int:
     """The largest number of versions by which the acting weights may be older than the training weights."""
     return config.runner.max_staleness if config.runner.mode == "async" else 0

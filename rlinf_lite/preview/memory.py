@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_lite.cards import Observed
-from rlinf_lite.config.names import fused_roles, max_staleness, roles_of
+from rlinf_lite.config.names import fused_roles, max_staleness, plays_in_training, roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory, start_dir
@@ -193,7 +193,7 @@ def _embodied(plan: Plan) -> Estimate:
     found.models = {"policy": counts}
 
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
-    trained_in = 0 if config.runner.task_type == "eval" else env.train.num_envs
+    trained_in = env.train.num_envs if plays_in_training(config) else 0
     own_envs = -(-(trained_in + evaluated_at_once(plan)) // ranks["env"])
     simulator, each_env = of_simulator or (0, 0)
     hosts = {

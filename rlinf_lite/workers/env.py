@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from rlinf_lite.config import Config
+from rlinf_lite.config.names import plays_in_training
 from rlinf_lite.config.plan import kept_scenes
 from rlinf_lite.envs import (
     ChunkedEnv,
@@ -139,14 +140,14 @@ class EnvWorker(Worker):
         self.collector = None
 
     def init(self, layout: Layout) -> EnvSpec:
-        """Build the environments (those of training; in an evaluation run, of evaluation) and return their spec.
+        """Build the environments (those of training; of evaluation, if training plays nothing) and return their spec.
 
         Raises:
             EnvContractError: if an environment breaks the protocol; the message explains how.
         """
         self.layout, self.next_step = layout, 0
         self.eval_layout = layout.of_evaluation(self.cfg.env.eval.num_envs)
-        if self.cfg.runner.task_type == "eval":
+        if not plays_in_training(self.cfg):
             self.stages = self.eval_stages = self._build_stages("eval", self.eval_layout)
         else:
             self.stages = self._build_stages("train", layout)

@@ -5,6 +5,7 @@ import pytest
 
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import Config, load_config
+from rlinf_lite.config.schema import DaggerConfig
 from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.runners.run_config import write_config
@@ -175,3 +176,14 @@ def test_an_evaluation_counts_each_episode_once():
 def test_an_episode_that_never_ends_is_no_evaluation():
     with pytest.raises(EnvContractError, match=r"no episode of row 1 ended within max_episode_steps=5; set truncated"):
         evaluated([2, 7, 5, 5, 5, 5, 5, 5])
+
+
+def test_imitation_of_a_folder_builds_the_environments_of_its_evaluation_only():
+    sizes = ["env.train.num_envs=8", "env.eval.num_envs=2", "rollout.pipeline_stage_num=1"]
+    dagger = DaggerConfig(rounds=1, interval=1)
+    for more, built in (({}, 8), ({"source": "folder"}, 2), ({"source": "folder", "dagger": dagger}, 8)):
+        cfg = load_config("embodiment/tabletop_sft_mlp", sizes)
+        worker = Played(cfg.model_copy(update={"data": cfg.data.model_copy(update=more)}))
+        worker.name, worker.rank, worker.sent = "env", 0, []
+        worker.init(Layout(8, 1, 1, rollout_nodes=(0, 0), actor_nodes=(0,)))
+        assert [stage.env.num_envs for stage in worker.stages] == [built]
