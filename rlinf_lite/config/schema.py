@@ -341,9 +341,22 @@ class EnvSplitConfig(Section):
     """Start the next episode at the end of the chunk in which an episode ends."""
 
 
+class StepRewardConfig(Section):
+    """Rewards of training by a function of observations, once per chunk: that of the observation after its last
+    executed env step (docs/off_policy.md)."""
+
+    id: str | None = None
+    """The function: success_classifier, or `pkg.module:function`; null: the environment's own rewards."""
+    model_dir: str | None = None
+    """Folder of the success classifier, which `rlinf-lite reward` has written."""
+    threshold: UnitFloat = 0.5
+    """success_classifier: the reward is 1 if the probability of success is at least this, else 0."""
+
+
 class TrainSplitConfig(EnvSplitConfig):
     ignore_terminations: bool = False
     """Play on to the time limit after success or failure."""
+    reward: StepRewardConfig = StepRewardConfig()
 
 
 class EvalSplitConfig(EnvSplitConfig):
