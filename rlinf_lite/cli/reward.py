@@ -24,7 +24,7 @@ def reward(arguments: Sequence[str]) -> int:
     given = parse(arguments)
     missing = [module for module in ("pyarrow", "av") if not is_installed(module)]
     if missing:
-        print(f"{' and '.join(missing)}, to read datasets, are not installed: {install_command('data')}", file=sys.stderr)
+        print(f"{' and '.join(missing)} cannot be imported: {install_command('data')}", file=sys.stderr)
         return 2
     if given.out.exists():
         print(f"--out {given.out} exists. Name a new directory", file=sys.stderr)
@@ -124,10 +124,10 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
         "num_frames_test": len(split.test),
     }
     print(
-        f"{counts['num_episodes']:,} episodes of {counts['num_frames']:,} frames, {counts['share_of_success']:.1%} with "
-        f"success; {len(split.training):,} train, {len(split.calibration):,} calibrate, {len(split.test):,} are measured",
-        flush=True,
+        f"{counts['num_episodes']:,} episodes of {counts['num_frames']:,} frames, {logged.labels.mean():.1%} successes"
     )
+    used = [f"{len(split.training):,} train", f"{len(split.calibration):,} calibrate", f"{len(split.test):,} test"]
+    print(f"  {', '.join(used)}, with no episode in two of these", flush=True)
     classifier = success.train(
         logged,
         split.training,
@@ -142,14 +142,12 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
     calibration = success.fit_calibration(logits["calibration"], logged.labels[split.calibration])
     classifier.calibration.copy_(calibration)
     found = success.figures(logits["test"], logged.labels[split.test], calibration, given.threshold)
-    print(
-        f"on {len(split.test):,} frames of held-out episodes: AUC {found['auc']:.5f}, accuracy {found['accuracy']:.2%}\n"
-        f"  at {given.threshold:g}: precision {found['precision']:.2%}, recall {found['recall']:.2%}\n"
-        f"  calibration error {found['calibration_error_before']:.4f} -> {found['calibration_error']:.4f}, negative "
-        f"log-likelihood {found['nll_before']:.4f} -> {found['nll']:.4f}, by logits x {calibration[0]:.3f} "
-        f"{calibration[1]:+.3f}\n"
-        f"trained in {time.monotonic() - started:.0f} s",
-        flush=True,
-    )
+    print(f"on the test frames: AUC {found['auc']:.5f}")
+    at = [f"{name} {found[name]:.2%}" for name in ("accuracy", "precision", "recall")]
+    print(f"  at {given.threshold:g}: {', '.join(at)}")
+    print(f"  calibrated by {calibration[0]:.3f} x logit {calibration[1]:+.3f}:")
+    print(f"    calibration error {found['calibration_error_before']:.4f} -> {found['calibration_error']:.4f}")
+    print(f"    negative log-likelihood {found['nll_before']:.4f} -> {found['nll']:.4f}")
+    print(f"trained in {time.monotonic() - started:.0f} s", flush=True)
     settings = {name: getattr(given, name) for name in ("updates", "seed", "held_out", "threshold")}
     classifier.save_pretrained(directory, {"figures": found, "data": counts, "settings": settings})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,44 +15,48 @@ from rlinf_lite.registry import STEP_REWARDS
 if TYPE_CHECKING:
     from rlinf_lite.config.schema import StepRewardConfig
 
-StepReward = Callable[[Obs], Any]
-"""The rewards [B] of a batch of observations. It keeps nothing between calls, so that a resumed run is the same."""
 
+class ObservedReward:
+    """The reward that a config names: `pkg.module:function`, called with a batch of observations, or a class, whose
+    object is built with `env.train.reward` and then called so. It keeps nothing between chunks, so that a resumed run
+    is the same."""
 
-def make_reward(settings: StepRewardConfig) -> StepReward | None:
-    """The reward that a config names: a function, or an object of a class that is called with `settings`. None: the
-    environment's own rewards. Raises UnknownRewardError, PartImportError, and what the class raises."""
-    if settings.id is None:
-        return None
-    part: Any = STEP_REWARDS.get(settings.id)
-    return part(settings) if isinstance(part, type) else part  # type: ignore[no-any-return]
+    def __init__(self, settings: StepRewardConfig) -> None:
+        """Raises UnknownRewardError, PartImportError, and what the class raises."""
+        part: Any = STEP_REWARDS.get(str(settings.id))
+        self._function = part(settings) if isinstance(part, type) else part
+        self._relative = settings.relative
 
+    def of(self, obs: Obs) -> FloatArray:
+        """The function's values, float32 [B].
 
-def rewards_of(reward: StepReward, obs: Obs) -> FloatArray:
-    """The rewards of a batch of observations, float32 [B].
-
-    Raises:
-        StepRewardError: if the function returns something else than B finite numbers.
-    """
-    found = np.asarray(reward(obs))
-    batch = num_rows(obs)
-    if found.shape != (batch,) or found.dtype.kind not in "biuf" or not np.isfinite(found).all():
-        said = f"{found.dtype} {list(found.shape)}" if np.shape(found) != (batch,) else f"{found.tolist()!r:.200}"
+        Raises:
+            StepRewardError: if it returns something else than B finite numbers.
+        """
+        found, batch = np.asarray(self._function(obs)), num_rows(obs)
+        if found.shape != (batch,):
+            said = f"{found.dtype} {list(found.shape)}"
+        elif found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+            said = f"{found.tolist()!r:.200}"
+        else:
+            return found.astype(np.float32)
         raise StepRewardError(f"env.train.reward.id: the function returned {said}. Return {batch} finite numbers")
-    return found.astype(np.float32)
 
+    def before(self, obs: Obs) -> FloatArray:
+        """The value of the observation before a chunk, which is subtracted from that after it, or 0; float32 [B]."""
+        return self.of(obs) if self._relative else np.zeros(num_rows(obs), np.float32)
 
-def judged(result: ChunkResult, reward: StepReward) -> ChunkResult:
-    """A chunk's result with rewards of its own observations: at the last executed env step of each row that of the
-    observation after it, which for a row whose episode ended is the final one; 0 at the other steps. Records of
-    episodes keep the environment's own return and success."""
-    seen = result.obs
-    if result.final_obs is not None:
-        rows, final = result.final_obs
-        seen = take_rows(seen, np.arange(num_rows(seen)))
-        put_rows(seen, rows, final)
-    num_executed = result.executed.sum(axis=1)
-    rows = np.flatnonzero(num_executed)
-    rewards = np.zeros_like(result.rewards)
-    rewards[rows, num_executed[rows] - 1] = rewards_of(reward, seen)[rows]
-    return replace(result, rewards=rewards)
+    def judged(self, result: ChunkResult, before: FloatArray) -> ChunkResult:
+        """A chunk's result with these rewards: at the last executed env step of each row by the observation after it,
+        which for a row whose episode ended is the final one; 0 at the other steps. Records of episodes keep the
+        environment's own return and success."""
+        seen = result.obs
+        if result.final_obs is not None:
+            rows, final = result.final_obs
+            seen = take_rows(seen, np.arange(num_rows(seen)))
+            put_rows(seen, rows, final)
+        num_executed = result.executed.sum(axis=1)
+        rows = np.flatnonzero(num_executed)
+        rewards = np.zeros_like(result.rewards)
+        rewards[rows, num_executed[rows] - 1] = (self.of(seen) - before)[rows]
+        return replace(result, rewards=rewards)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -134,7 +135,7 @@ class _Eye(nn.Module):
         super().__init__()
         halvings = max(1, (min(height, width) - 1).bit_length() - (_SMALLEST - 1).bit_length())
         channels = [3, *[_WIDTH] * halvings]
-        self.halving = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in zip(channels, channels[1:], strict=False))
+        self.halving = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(channels))
         self.asked = nn.ModuleList(nn.Conv2d(_WIDTH, _WIDTH, 3, 1, 1) for _ in range(2))
         self.meanings = nn.ModuleList(nn.Linear(_WIDTH, 2 * _WIDTH) for _ in range(2))
 

@@ -108,8 +108,8 @@ def split_by_episode(logged: LoggedFrames, held_out: float, seed: int) -> Split:
 def train(
     logged: LoggedFrames, rows: NDArray[np.int64], num_updates: int, seed: int, report: Callable[[int, float], None]
 ) -> SuccessClassifier:
-    """Train a new classifier on the frames `rows`, half of each batch with success. `report` is called after each update
-    with its number and loss."""
+    """Train a new classifier on the frames `rows`; half of each batch shows success. `report` is called after each
+    update with its number and loss."""
     frames, labels = logged.frames, logged.labels
     words = sorted({word for task in np.unique(frames.task[rows]) for word in words_of(frames.tasks[task])})
     sizes = {camera: (images.shape[1], images.shape[2]) for camera, images in frames.images.items()}
@@ -164,13 +164,11 @@ def fit_calibration(logits: Tensor, labels: NDArray[np.bool_]) -> Tensor:
         loss.backward()
         return loss
 
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    optimizer.step(closure)
     return found.detach()
 
 
-def figures(
-    logits: Tensor, labels: NDArray[np.bool_], calibration: Tensor, threshold: float
-) -> dict[str, float]:
+def figures(logits: Tensor, labels: NDArray[np.bool_], calibration: Tensor, threshold: float) -> dict[str, float]:
     """Figures of held-out frames, from logits float64 [n] that are not calibrated; see docs/off_policy.md."""
     before, after = (torch.sigmoid(x).numpy() for x in (logits, calibrated(logits, calibration)))
     said = after >= threshold

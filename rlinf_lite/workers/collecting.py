@@ -86,8 +86,7 @@ class Collector:
         self._student = None if student is None else load_policy(student).to(device).eval()
         self._first_episode = first_episode
         self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.dagger.episodes
-        self._reports_steps = hasattr(env, "last_success")
-        features = features_of(cfg, spec, self._reports_steps)
+        features = features_of(cfg, spec, hasattr(env, "last_success"))
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features, fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
@@ -135,11 +134,12 @@ class Collector:
             action = wanted[:, step - first]
             taken = action + noise[:, step] if played_by is None else played_by[:, step]
             result = env.chunk_step(np.clip(taken, self._low, self._high)[:, None])
+            success = getattr(env, "last_success", None)
             for row in np.flatnonzero(running & result.executed[:, 0]).tolist():
                 played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
                 played[row].rewards.append(float(result.rewards[row, 0]))
-                if self._reports_steps:
-                    played[row].successes.append(bool(env.last_success[row] > 0))
+                if success is not None:
+                    played[row].successes.append(bool(success[row] > 0))
                 self.num_env_steps += 1
             for record in result.episodes:
                 if running[record.env_id]:
