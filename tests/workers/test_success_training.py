@@ -1,6 +1,7 @@
 """A success classifier's labels, split, figures and calibration against slow loops and planted values."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,7 @@ def test_the_instruction_decides_and_unknown_words_are_ignored(tmp_path):
     sizes = {"top": (20, 24), "wrist": (64, 48)}
     images = {name: draw.integers(0, 256, (3, *size, 3)).astype(np.uint8) for name, size in sizes.items()}
     images = {name: np.concatenate([x, x[:1]]) for name, x in images.items()}
-    obs = {"images": images, "instruction": ["Red block.", "blue block", "red", "the BLUE block"]}
+    obs: Any = {"images": images, "instruction": ["Red block.", "blue block", "red", "the BLUE block"]}
     found = classifier.probabilities(obs)
     assert found.shape == (4,) and found.dtype == np.float32 and abs(found[0] - found[3]) > 1e-6
     other = classifier.probabilities({**obs, "instruction": ["the red, block!", "blue block", "red", "blue block"]})
