@@ -56,7 +56,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Exits with 2 where an argument is wrong."""
     parser = argparse.ArgumentParser(prog="rlinf-lite reward", description=__doc__, allow_abbrev=False)
     parser.add_argument(
-        "dataset", type=Path, metavar="DATASET", help="a LeRobotDataset with pictures and the column next.success"
+        "datasets",
+        nargs="+",
+        type=Path,
+        metavar="DATASET",
+        help="a LeRobotDataset with pictures and the column next.success; several are joined",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the classifier is written")
     parser.add_argument("--updates", type=_count, default=1000, metavar="N", help="optimizer updates (default: 1000)")
@@ -112,11 +116,11 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
             print(f"  {text}", flush=True)
 
     logged = success.read_logged(
-        given.dataset, directory / _FRAMES, lambda what, done, total: said(f"{what}: {done:,} of {total:,} decoded")
+        given.datasets, directory / _FRAMES, lambda what, done, total: said(f"{what}: {done:,} of {total:,} decoded")
     )
     split = success.split_by_episode(logged, given.held_out, given.seed)
     counts = {
-        "num_episodes": len(logged.frames.episodes),
+        "num_episodes": logged.num_episodes,
         "num_frames": len(logged.labels),
         "share_of_success": float(logged.labels.mean()),
         "num_frames_training": len(split.training),
@@ -136,7 +140,7 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
         lambda update, loss: said(f"update {update:,} of {given.updates:,}: loss {loss:.4f}"),
     )
     logits = {
-        part: success.logits_of(classifier, logged.frames, rows)
+        part: success.logits_of(classifier, logged, rows)
         for part, rows in (("calibration", split.calibration), ("test", split.test))
     }
     calibration = success.fit_calibration(logits["calibration"], logged.labels[split.calibration])

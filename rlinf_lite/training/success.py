@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, SUCCESS, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
+from rlinf_lite.envs.observations import concat_rows, take_rows
 from rlinf_lite.models.success import SuccessClassifier, calibrated, words_of
 
 BATCH_SIZE = 128
@@ -23,14 +25,41 @@ _AT_ONCE = 512  # frames that are judged together
 _NUM_BINS = 15  # of the calibration error
 
 
-@dataclass(frozen=True)
 class LoggedFrames:
-    """Decoded frames with their labels: `labels` bool [N], whether the observation of a frame shows success, and the
-    frames' episodes int64 [N]."""
+    """Decoded frames of one or more datasets with the same cameras, one dataset after the other. `labels` bool [N]:
+    whether the observation of a frame shows success. `succeeded` bool [N]: whether the action of a frame led to
+    success. `episodes` int64 [N]: the episode of each frame. `cameras`: height and width of pictures."""
 
-    frames: Frames
-    labels: NDArray[np.bool_]
-    episodes: NDArray[np.int64]
+    def __init__(self, parts: Sequence[Frames], succeeded: NDArray[np.bool_]) -> None:
+        """`succeeded`: as above, of all datasets."""
+        self._parts = list(parts)
+        self._first = np.cumsum([0, *(len(part.task) for part in parts)])[:-1]  # the first frame of each dataset
+        lengths = np.concatenate([part.episodes[:, 1] for part in parts])
+        self.succeeded, self.episodes = succeeded, np.repeat(np.arange(len(lengths)), lengths)
+        self.labels = labels_of(self.episodes, succeeded)
+        self.cameras = {camera: images.shape[1:3] for camera, images in parts[0].images.items()}
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self.episodes[-1]) + 1
+
+    def sentences(self, rows: NDArray[np.int64]) -> set[str]:
+        """The instructions of these frames."""
+        of_part = np.searchsorted(self._first, rows, side="right") - 1
+        return {
+            part.tasks[task]
+            for i, part in enumerate(self._parts)
+            for task in np.unique(part.task[rows[of_part == i] - self._first[i]])
+        }
+
+    def read(self, rows: NDArray[np.int64]) -> dict[str, Any]:
+        """The observations (see `envs.Obs`) of these frames, in their order."""
+        of_part = np.searchsorted(self._first, rows, side="right") - 1
+        found = [
+            part.read(rows[of_part == i] - self._first[i]) for i, part in enumerate(self._parts) if (of_part == i).any()
+        ]
+        obs: dict[str, Any] = take_rows(concat_rows(found), np.argsort(np.argsort(of_part, kind="stable")))
+        return obs
 
 
 @dataclass(frozen=True)
@@ -42,49 +71,52 @@ class Split:
     test: NDArray[np.int64]
 
 
-def read_logged(directory: Path, root: Path, report: Callable[[str, int, int], None]) -> LoggedFrames:
-    """Read a LeRobotDataset with pictures and `next.success`. Its frames are decoded below `root`; for `report` see
+def read_logged(directories: Sequence[Path], root: Path, report: Callable[[str, int, int], None]) -> LoggedFrames:
+    """Read LeRobotDatasets with pictures and `next.success`. Their frames are decoded below `root`; for `report` see
     `decode`.
 
     Raises:
-        LeRobotError: if it lacks pictures, `next.success`, episodes without success, or frames that show success.
+        LeRobotError: if one lacks pictures or `next.success`, or has other cameras than the first; if no episode of
+            all fails, or none succeeds, or no frame shows it.
     """
-    dataset = LeRobotDataset(directory)
-    features = dataset.info.features
-    cameras = {key.removeprefix(PICTURES): key for key in dataset.info.pictures if key.startswith(PICTURES)}
-    if not cameras:
-        raise LeRobotError(f"{directory} has no pictures {PICTURES}<camera>, by which success could be seen")
-    if SUCCESS not in features:
-        text = f"{directory} has no column {SUCCESS}, which says from which frame on an episode has succeeded"
-        raise LeRobotError(f"{text}. Collect episodes with rlinf-lite collect, or add that column")
-    if ACTION not in features:
-        raise LeRobotError(f"{directory} has no column {ACTION}, as every LeRobotDataset of episodes has")
-    dataset.check([SUCCESS])
-    succeeded = np.concatenate([columns[SUCCESS][:, 0] for _, columns in dataset.rows([SUCCESS])]).astype(bool)
-    bounds = np.array([(one.first_frame, one.length) for one in dataset.episodes], np.int64)
-    labels = labels_of(bounds, succeeded)
-    won = np.logical_or.reduceat(succeeded, bounds[:, 0])
-    if not won.any():
-        raise LeRobotError(f"{directory}: none of {len(won)} episodes succeeds. Collect with a better policy or expert")
-    if won.all():
-        text = f"{directory}: all of {len(won)} episodes succeed, and a classifier has to see failures too"
+    parts, succeeded = list[Frames](), list[NDArray[np.bool_]]()
+    for directory in directories:
+        dataset = LeRobotDataset(directory)
+        features = dataset.info.features
+        cameras = {key.removeprefix(PICTURES): key for key in dataset.info.pictures if key.startswith(PICTURES)}
+        if not cameras:
+            raise LeRobotError(f"{directory} has no pictures {PICTURES}<camera>, by which success could be seen")
+        for key, why in ((SUCCESS, "says whether an action led to success"), (ACTION, "every dataset of episodes has")):
+            if key not in features:
+                text = f"{directory} has no column {key}, which {why}"
+                raise LeRobotError(f"{text}. Collect episodes with rlinf-lite collect, or add that column")
+        dataset.check([SUCCESS])
+        succeeded += [columns[SUCCESS][:, 0].astype(bool) for _, columns in dataset.rows([SUCCESS])]
+        parts.append(Frames(decode(dataset, Keys(cameras, None, ACTION), root, report, "--out")))
+        first, other = ({camera: x.shape[1:3] for camera, x in part.images.items()} for part in (parts[0], parts[-1]))
+        if first != other:
+            text = f"{directory} has pictures {other}, and {directories[0]} {first}"
+            raise LeRobotError(f"{text}. Name datasets of one environment")
+    logged = LoggedFrames(parts, np.concatenate(succeeded))
+    count, won = logged.num_episodes, np.unique(logged.episodes[logged.succeeded])
+    if not len(won):
+        raise LeRobotError(f"none of {count} episodes succeeds. Collect with a better policy or expert")
+    if len(won) == count:
+        text = f"all of {count} episodes succeed, and a classifier has to see failures too"
         raise LeRobotError(f"{text}. Collect with --keep-failures, and more --noise if the policy never fails")
-    if not labels.any():
-        text = f"{directory}: episodes end with their success, so that no frame shows it"
+    if not logged.labels.any():
+        text = "episodes end with their success, so that no frame shows it"
         raise LeRobotError(f"{text}. Collect with env.train.ignore_terminations=true")
-    frames = Frames(decode(dataset, Keys(cameras, None, ACTION), root, report, "--out"))
-    return LoggedFrames(frames, labels, np.repeat(np.arange(len(bounds)), bounds[:, 1]))
+    return logged
 
 
 def labels_of(episodes: NDArray[np.int64], succeeded: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether the observation of each frame shows success, bool [N]: whether the action before it led to success.
 
-    `episodes` int64 [E, 2]: first frame and length, one after the other. `succeeded` bool [N]: whether each frame's
-    action led to success.
+    `episodes` int64 [N]: the episode of each frame. `succeeded` bool [N]: whether each frame's action led to success.
     """
-    labels = np.concatenate([[False], succeeded[:-1]])
-    labels[episodes[:, 0]] = False  # the frame before is of another episode
-    return labels
+    goes_on = episodes[1:] == episodes[:-1]
+    return np.concatenate([[False], succeeded[:-1] & goes_on])
 
 
 def split_by_episode(logged: LoggedFrames, held_out: float, seed: int) -> Split:
@@ -93,7 +125,7 @@ def split_by_episode(logged: LoggedFrames, held_out: float, seed: int) -> Split:
     Raises:
         LeRobotError: if one of the three parts has no frame of success, or none without.
     """
-    num_episodes = len(logged.frames.episodes)
+    num_episodes = logged.num_episodes
     order = np.random.default_rng(seed).permutation(num_episodes)
     num_test = round(num_episodes * held_out / 2)
     parts = np.split(order, [num_test, 2 * num_test])
@@ -110,12 +142,11 @@ def train(
 ) -> SuccessClassifier:
     """Train a new classifier on the frames `rows`; half of each batch shows success. `report` is called after each
     update with its number and loss."""
-    frames, labels = logged.frames, logged.labels
-    words = sorted({word for task in np.unique(frames.task[rows]) for word in words_of(frames.tasks[task])})
-    sizes = {camera: (images.shape[1], images.shape[2]) for camera, images in frames.images.items()}
+    labels = logged.labels
+    words = sorted({word for sentence in logged.sentences(rows) for word in words_of(sentence)})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        classifier = SuccessClassifier(sizes, words)
+        classifier = SuccessClassifier(logged.cameras, words)
     optimizer = torch.optim.AdamW(classifier.parameters(), _LEARNING_RATE, weight_decay=1e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _LEARNING_RATE, num_updates)
     draw = np.random.default_rng([seed, 1])
@@ -123,7 +154,7 @@ def train(
     for update in range(1, num_updates + 1):
         batch = np.concatenate([draw.choice(kind, BATCH_SIZE // 2) for kind in kinds])
         loss = F.binary_cross_entropy_with_logits(
-            _logits(classifier, frames, batch), torch.from_numpy(labels[batch]).float()
+            _logits(classifier, logged, batch), torch.from_numpy(labels[batch]).float()
         )
         optimizer.zero_grad()
         loss.backward()
@@ -133,16 +164,17 @@ def train(
     return classifier.eval().requires_grad_(False)
 
 
-def logits_of(classifier: SuccessClassifier, frames: Frames, rows: NDArray[np.int64]) -> Tensor:
+def logits_of(classifier: SuccessClassifier, logged: LoggedFrames, rows: NDArray[np.int64]) -> Tensor:
     """Logits float64 [n] of the frames `rows`, not calibrated."""
     with torch.no_grad():
-        parts = [_logits(classifier, frames, rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
+        parts = [_logits(classifier, logged, rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
     return torch.cat(parts).double()
 
 
-def _logits(classifier: SuccessClassifier, frames: Frames, rows: NDArray[np.int64]) -> Tensor:
-    images = {camera: torch.from_numpy(np.asarray(pictures[rows])) for camera, pictures in frames.images.items()}
-    logits: Tensor = classifier(images, classifier.word_numbers([frames.tasks[task] for task in frames.task[rows]]))
+def _logits(classifier: SuccessClassifier, logged: LoggedFrames, rows: NDArray[np.int64]) -> Tensor:
+    obs = logged.read(rows)
+    images = {camera: torch.from_numpy(pictures) for camera, pictures in obs["images"].items()}
+    logits: Tensor = classifier(images, classifier.word_numbers(obs["instruction"]))
     return logits
 
 

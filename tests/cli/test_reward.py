@@ -11,7 +11,10 @@ import pytest
 
 from rlinf_lite.config import ConfigError, load_config
 from rlinf_lite.data.lerobot import writer
-from rlinf_lite.data.lerobot.layout import Feature
+from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
+from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
+from rlinf_lite.data.lerobot.reader import LeRobotDataset
+from rlinf_lite.training.success import read_logged
 from tests.runners.conftest import read_metrics
 from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
 from tests.runners.test_flow_runs import TOGETHER
@@ -56,29 +59,54 @@ def test_from_episodes_to_a_run_that_learns_by_the_classifier(
     assert episodes and max(episodes) < 1, "records keep the true success"
 
 
-def written_dataset(directory: Path, successes: list[list[bool]], **left_out: bool) -> Path:
+def written_dataset(directory: Path, successes: list[list[bool]], size: int = 8, **left_out: bool) -> Path:
     """Episodes of random pictures whose actions led to success or not; `left_out`: without pictures or success."""
     features = {"action": Feature("float32", (1,))}
     if not left_out.get("pictures"):
-        features["observation.images.top"] = Feature("image", (8, 8, 3), ["height", "width", "channels"])
+        features["observation.images.top"] = Feature("image", (size, size, 3), ["height", "width", "channels"])
     if not left_out.get("success"):
         features["next.success"] = Feature("bool", (1,))
     writer.begin(directory)
     part = writer.PartWriter(directory / writer.PARTS / "rank_000", features, 10)
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(len(successes))
     for number, success in enumerate(successes):
         columns = {
             "action": np.zeros((len(success), 1), np.float32),
-            "observation.images.top": draw.integers(0, 256, (len(success), 8, 8, 3)).astype(np.uint8),
+            "observation.images.top": draw.integers(0, 256, (len(success), size, size, 3)).astype(np.uint8),
             "next.success": np.array(success)[:, None],
         }
-        part.add(writer.Episode(number, {key: columns[key] for key in features}, ["go"] * len(success)))
+        part.add(writer.Episode(number, {key: columns[key] for key in features}, [f"go {number}"] * len(success)))
     part.finish()
     writer.publish(directory, 10, "toy", {})
     return directory
 
 
 WON, LOST, LAST = [False, True, True, True], [False] * 4, [False, False, False, True]
+
+
+def test_several_datasets_are_joined(tmp_path: Path) -> None:
+    directories = [
+        written_dataset(tmp_path / "one", [WON, LAST, LOST]),
+        written_dataset(tmp_path / "two", [LOST, WON]),
+    ]
+    logged = read_logged(directories, tmp_path / "frames", lambda *_: None)
+    apart = [read_logged_alone(directory, tmp_path / "frames") for directory in directories]
+    rows = np.random.default_rng(0).permutation(20)
+    found = logged.read(rows)
+    for i, row in enumerate(rows.tolist()):
+        frames, first = (apart[0], 0) if row < 12 else (apart[1], 12)
+        assert np.array_equal(found["images"]["top"][i], frames.images["top"][row - first])
+        assert found["instruction"][i] == f"go {(row - first) // 4}"
+    assert logged.num_episodes == 5 and logged.sentences(rows[:0]) == set()
+    assert logged.sentences(np.array([0, 15])) == {"go 0"} and logged.sentences(np.array([4, 19])) == {"go 1"}
+    assert logged.labels.tolist() == [*[0, 0, 1, 1], *[0] * 4, *[0] * 4, *[0] * 4, *[0, 0, 1, 1]]
+    other = written_dataset(tmp_path / "other", [LOST, WON], size=6)
+    with pytest.raises(LeRobotError, match=r"other has pictures .* and .*one .*Name datasets of one environment"):
+        read_logged([directories[0], other], tmp_path / "frames", lambda *_: None)
+
+
+def read_logged_alone(directory: Path, root: Path) -> Frames:
+    return Frames(decode(LeRobotDataset(directory), Keys({"top": "observation.images.top"}, None, "action"), root))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +117,7 @@ WON, LOST, LAST = [False, True, True, True], [False] * 4, [False, False, False, 
         ([LAST, LOST], {}, "so that no frame shows it. Collect with env.train.ignore_terminations=true"),
         ([WON, LOST], {}, "2 episodes are too few to hold out 0.2 of them"),
         ([WON, LOST], {"pictures": True}, "has no pictures observation.images.<camera>, by which success"),
-        ([WON, LOST], {"success": True}, "has no column next.success, which says from which frame on"),
+        ([WON, LOST], {"success": True}, "data has no column next.success, which says whether an action led"),
     ],
 )
 def test_what_nothing_can_be_learned_from_is_refused(

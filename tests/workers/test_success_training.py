@@ -11,7 +11,6 @@ from rlinf_lite.data.lerobot.layout import LeRobotError
 from rlinf_lite.envs import StepRewardError
 from rlinf_lite.models.success import SuccessClassifier
 from rlinf_lite.training.success import (
-    LoggedFrames,
     auc,
     calibration_error,
     figures,
@@ -30,14 +29,14 @@ def test_a_frame_is_a_success_if_the_action_before_it_led_to_one():
     for start, length in zip(first, lengths, strict=True):
         for i in range(length):
             expected.append(i > 0 and succeeded[start + i - 1])
-    found = labels_of(np.stack([first, lengths], 1), succeeded)
+    found = labels_of(np.repeat(np.arange(4), lengths), succeeded)
     assert found.tolist() == expected and any(expected)
 
 
 def test_no_episode_is_in_two_parts_and_none_is_lost():
     episodes = np.repeat(np.arange(50), 7)
     labels = np.tile(np.arange(7) > 3, 50)
-    logged = LoggedFrames(SimpleNamespace(episodes=np.zeros((50, 2))), labels, episodes)
+    logged: Any = SimpleNamespace(labels=labels, episodes=episodes, num_episodes=50)
     split = split_by_episode(logged, 0.3, seed=4)
     parts = [set(episodes[rows].tolist()) for rows in (split.training, split.calibration, split.test)]
     assert [len(part) for part in parts] == [34, 8, 8]
