@@ -100,7 +100,8 @@ def test_the_instruction_decides_and_unknown_words_are_ignored(tmp_path):
     obs: Any = {"images": images, "instruction": ["Red block.", "blue block", "red", "the BLUE block"]}
     found = classifier.probabilities(obs)
     assert found.shape == (4,) and found.dtype == np.float32 and abs(found[0] - found[3]) > 1e-6
-    other = classifier.probabilities({**obs, "instruction": ["the red, block!", "blue block", "red", "blue block"]})
+    obs["instruction"] = ["the red, block!", "blue block", "red", "blue block"]
+    other = classifier.probabilities(obs)
     np.testing.assert_allclose(other, found, rtol=1e-6)
 
     classifier.calibration.copy_(torch.tensor([2.0, 1.0]))
