@@ -153,6 +153,14 @@ class OffPolicyNeeds:
 
 
 @dataclass(frozen=True)
+class StepRewardNeeds:
+    """Needs of a reward function of observations, declared when it is registered; `True`: it needs that."""
+
+    classifier: bool = False
+    """A success classifier in `env.train.reward.model_dir`."""
+
+
+@dataclass(frozen=True)
 class StrategyNeeds:
     """Needs of a training strategy, declared when it is registered; `True`: it needs that."""
 

@@ -23,6 +23,7 @@ from rlinf_lite.cards import (
     OffPolicyNeeds,
     PolicyCard,
     Problem,
+    StepRewardNeeds,
     StrategyNeeds,
     Suite,
 )
@@ -79,6 +80,10 @@ class UnknownPolicyError(PartError):
 
 class UnknownAlgorithmError(PartError):
     """A name that no algorithm is registered under."""
+
+
+class UnknownRewardError(PartError):
+    """`env.train.reward.id` names no reward function of observations."""
 
 
 class UnknownStrategyError(PartError):
@@ -358,6 +363,12 @@ OFF_POLICY = Registry(
         "td3_bc": Entry("rlinf_lite.algorithms.off_policy:td3_bc", OffPolicyNeeds(imitation=True)),
     },
 )
+STEP_REWARDS = Registry(
+    "env.train.reward.id",
+    "pkg.module:function",
+    UnknownRewardError,
+    {"success_classifier": Entry("rlinf_lite.models.success:SuccessReward", StepRewardNeeds(classifier=True))},
+)
 STRATEGIES = Registry(
     "actor.strategy",
     "pkg.module:Class",
@@ -379,7 +390,8 @@ POLICY = "rlinf_lite.models.base:Policy"
 LANGUAGE_MODEL = "rlinf_lite.models.text.card:LanguageModel"
 """The card of what reasoning runs train; they have no other models."""
 REGISTRIES = {
-    registry.key: registry for registry in (ESTIMATORS, LOSSES, OFF_POLICY, ENVIRONMENTS, POLICIES, STRATEGIES, ENGINES)
+    registry.key: registry
+    for registry in (ESTIMATORS, LOSSES, OFF_POLICY, ENVIRONMENTS, STEP_REWARDS, POLICIES, STRATEGIES, ENGINES)
 }
 """By the key that names their parts."""
 
@@ -452,6 +464,12 @@ def strategy_needs(name: str) -> StrategyNeeds:
     """What `actor.strategy` needs. Raises UnknownStrategyError, PartImportError."""
     needs = STRATEGIES.needs(name)
     return StrategyNeeds() if needs is None else needs
+
+
+def step_reward_needs(name: str) -> StepRewardNeeds:
+    """What `env.train.reward.id` needs. Raises UnknownRewardError, PartImportError."""
+    needs = STEP_REWARDS.needs(name)
+    return StepRewardNeeds() if needs is None else needs
 
 
 def off_policy_needs(name: str) -> OffPolicyNeeds:

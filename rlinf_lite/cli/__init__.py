@@ -15,7 +15,7 @@ from rlinf_lite.script import run_script
 __all__ = ["COMMANDS", "main", "parse_cli"]
 
 COMMANDS = [
-    *("train", "eval", "sweep", "collect", "serve", "export", "configs", "init"),
+    *("train", "eval", "sweep", "collect", "reward", "serve", "export", "configs", "init"),
     *("report", "compare", "runs", "job", "doctor", "info", "completion"),
 ]
 _ABOUT = """commands, each with a --help of its own:
@@ -24,6 +24,7 @@ _ABOUT = """commands, each with a --help of its own:
   eval        measure a saved policy, or a language model, as its run did
   sweep       train with every combination of several values
   collect     write episodes of an expert or a policy as a LeRobotDataset
+  reward      train a success classifier on such episodes, as a reward
   serve       serve a policy over a WebSocket, to openpi's clients
   export      write a policy with a model card for the Hugging Face Hub
   configs     list the configs that come with rlinf_lite: task, time, hardware

@@ -32,7 +32,7 @@ _SCRIPT = """\
         return
     fi
     case "$command" in
-        eval|report|compare|export|serve|runs)
+        eval|report|compare|export|reward|serve|runs)
             compopt -o filenames 2>/dev/null  # a directory under results/, or any other
             case "$word" in
                 */*) COMPREPLY=($(compgen -d -- "$word")) ;;

@@ -19,6 +19,7 @@ from rlinf_lite.config.rules import (
     language,
     off_policy,
     parts,
+    rewards,
     sizes,
 )
 from rlinf_lite.config.schema import BaseConfig, Config
@@ -26,7 +27,7 @@ from rlinf_lite.scheduler.errors import PlacementError
 
 C = TypeVar("C", bound=Config | ReasoningConfig)
 
-SUBJECTS = (algorithm, cluster, correction, files, imitation, language, off_policy, parts, sizes)
+SUBJECTS = (algorithm, cluster, correction, files, imitation, language, off_policy, parts, rewards, sizes)
 """The modules of rules. Importing one adds its rules to `RULES`."""
 
 _ONE_WORKS = {"sft": "imitation", "eval": "an evaluation", "off_policy": "an off-policy run"}

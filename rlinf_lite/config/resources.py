@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +100,28 @@ def start_dir(config: Any) -> Path | None:
     """The directory of the policy or model that a run starts from; None: random weights."""
     named = config.actor.checkpoint_load_path or config.rollout.model_dir
     return None if named is None else policy_directory(named)
+
+
+def classifier_config(path: str | Path) -> dict[str, Any]:
+    """The content of `config.json` of a success classifier, which `rlinf-lite reward` wrote. Raises ValueError if there
+    is none."""
+    file = policy_directory(path) / "config.json"
+    if not file.is_file():
+        text = f"no success classifier in {str(path)!r} (looked for {file.absolute()})"
+        raise ValueError(f"{text}. Name the folder that rlinf-lite reward has written")
+    content: dict[str, Any] = json.loads(file.read_text())
+    if content.get("classifier") != "success":
+        raise ValueError(f"{str(path)!r} is no success classifier. Name a folder that rlinf-lite reward has written")
+    return content
+
+
+def classifier_misfit(trained: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> str | None:
+    """A text if a success classifier was `trained` on cameras that are not among the `given` ones, or on other sizes;
+    None if it fits. Both are height and width of pictures, by camera."""
+    if all(tuple(size) == tuple(given.get(camera, ())) for camera, size in trained.items()):
+        return None
+    mine, there = (
+        ", ".join(f"{camera} ({size[0]} x {size[1]})" for camera, size in cameras.items()) or "no pictures"
+        for cameras in (trained, given)
+    )
+    return f"the classifier judges {mine}, and the environment shows {there}. Train one on episodes of this environment"

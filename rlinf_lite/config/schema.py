@@ -341,9 +341,25 @@ class EnvSplitConfig(Section):
     """Start the next episode at the end of the chunk in which an episode ends."""
 
 
+class StepRewardConfig(Section):
+    """Rewards of training by a function of observations, once per chunk, at its last executed env step
+    (docs/off_policy.md)."""
+
+    id: str | None = None
+    """The function: success_classifier, or `pkg.module:function`; null: the environment's own rewards."""
+    model_dir: str | None = None
+    """Folder of the success classifier, which `rlinf-lite reward` has written."""
+    threshold: UnitFloat = 0.5
+    """success_classifier: its value is 1 if the probability of success is at least this, else 0."""
+    relative: bool = True
+    """The reward is the function's value after the chunk minus that before it, so that an episode's rewards add up to
+    its last value, and it does not pay to stay in a success or to repeat it. false: the value after the chunk."""
+
+
 class TrainSplitConfig(EnvSplitConfig):
     ignore_terminations: bool = False
     """Play on to the time limit after success or failure."""
+    reward: StepRewardConfig = StepRewardConfig()
 
 
 class EvalSplitConfig(EnvSplitConfig):

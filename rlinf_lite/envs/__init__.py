@@ -24,6 +24,7 @@ from rlinf_lite.envs.errors import NonFiniteError as NonFiniteError
 from rlinf_lite.envs.errors import RenderUnavailableError as RenderUnavailableError
 from rlinf_lite.envs.errors import RowError as RowError
 from rlinf_lite.envs.errors import SimulatorError as SimulatorError
+from rlinf_lite.envs.errors import StepRewardError as StepRewardError
 from rlinf_lite.envs.registry import make_env as make_env
 from rlinf_lite.envs.registry import register_env as register_env
 from rlinf_lite.envs.seeding import balanced_seed as balanced_seed

@@ -71,7 +71,8 @@ class VecEnv(Protocol):
 
     Optional: `action_low` and `action_high` (float32 [D]; default: -1 and 1), `state_names` and `action_names` (a text
     per dimension, to match columns of datasets; None: no names), `state_dict()` and `load_state_dict(rows)` for exact
-    resume, `close()`.
+    resume, `last_success` (success that the last env step reported, by row [B]: 1 success, 0 none, -1 not reported; it
+    labels the frames of datasets), `close()`.
     """
 
     num_envs: int

@@ -77,6 +77,10 @@ class SimulatorError(EpisodeError):
         super().__init__(f"{method} raised {self.raised}", rows, step, seed)
 
 
+class StepRewardError(EnvError, ValueError):
+    """A reward function of observations cannot judge these, or returns something else than one number per row."""
+
+
 class RowError(Exception):
     """Raised by a simulator that steps its rows in turn, `from` the exception of one row, to name that row."""
 

@@ -207,7 +207,8 @@ def _embodied(plan: Plan) -> Estimate:
     if kept:
         hosts["actor"]["fixed inputs"] = -(-plan.num_samples // ranks["actor"]) * kept
     for name, host in hosts.items():
-        host["interpreter"] = INTERPRETER_BYTES[name]
+        judges = name == "env" and trained_in and env.train.reward.id is not None  # with torch, as reward models do
+        host["interpreter"] = INTERPRETER_BYTES["reward" if judges else name]
         if uses_transformers and name != "env":
             host["interpreter"] += TRANSFORMERS_BYTES
     fused = fused_roles(config)

@@ -18,7 +18,7 @@ import torch
 from rlinf_lite.config import Config
 from rlinf_lite.config.resources import policy_directory
 from rlinf_lite.data.demonstrations import PROVENANCE, DemonstrationError, provenance, recipe
-from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, Feature, picture_feature, vector_feature
+from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, STATE, SUCCESS, Feature, picture_feature, vector_feature
 from rlinf_lite.data.lerobot.writer import PARTS, Episode, PartWriter, publish
 from rlinf_lite.dimensions import policy_misfits
 from rlinf_lite.envs import (
@@ -47,6 +47,8 @@ class _Played:
 
     frames: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    successes: list[bool] = field(default_factory=list)
+    """Whether each action led to success; empty if the environment does not say it of every step."""
     record: EpisodeRecord | None = None
 
 
@@ -84,7 +86,8 @@ class Collector:
         self._student = None if student is None else load_policy(student).to(device).eval()
         self._first_episode = first_episode
         self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.dagger.episodes
-        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features_of(cfg, spec), fps_of(cfg))
+        features = features_of(cfg, spec, hasattr(env, "last_success"))
+        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features, fps_of(cfg))
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
         self.num_env_steps = 0
@@ -131,9 +134,12 @@ class Collector:
             action = wanted[:, step - first]
             taken = action + noise[:, step] if played_by is None else played_by[:, step]
             result = env.chunk_step(np.clip(taken, self._low, self._high)[:, None])
+            success = getattr(env, "last_success", None)
             for row in np.flatnonzero(running & result.executed[:, 0]).tolist():
                 played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
                 played[row].rewards.append(float(result.rewards[row, 0]))
+                if success is not None:
+                    played[row].successes.append(bool(success[row] > 0))
                 self.num_env_steps += 1
             for record in result.episodes:
                 if running[record.env_id]:
@@ -189,8 +195,9 @@ def play_part(
             close()
 
 
-def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
-    """The features of a frame, without counters."""
+def features_of(cfg: Config, spec: EnvSpec, reports_steps: bool) -> dict[str, Feature]:
+    """The features of a frame, without counters. `reports_steps`: whether the environment reports success at every
+    step."""
     data, fps = cfg.data, fps_of(cfg)
     features = {
         PICTURES + camera: picture_feature(data.pictures, height, width, fps)
@@ -199,7 +206,8 @@ def features_of(cfg: Config, spec: EnvSpec) -> dict[str, Feature]:
     if spec.state_dim:
         features[STATE] = vector_feature("state", spec.state_dim, spec.state_names)
     features[ACTION] = vector_feature("action", spec.action_dim, spec.action_names)
-    return features | {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
+    features |= {"next.reward": Feature("float32", (1,)), "next.done": Feature("bool", (1,))}
+    return features | ({SUCCESS: Feature("bool", (1,))} if reports_steps else {})
 
 
 def fps_of(cfg: Config) -> int:
@@ -249,5 +257,7 @@ def _episode(played: _Played, record: EpisodeRecord) -> Episode:
     columns = {key: np.stack([frame[key] for frame in frames]) for key in frames[0] if key != "task"}
     columns["next.reward"] = np.array(played.rewards, np.float32)[:, None]
     columns["next.done"] = (np.arange(length) == length - 1)[:, None]
+    if played.successes:
+        columns[SUCCESS] = np.array(played.successes)[:, None]
     facts = {"seed": record.seed, "success": bool(record.success_once)}
     return Episode(record.env_id, columns, [frame["task"] for frame in frames], facts)

@@ -34,6 +34,7 @@ from rlinf_lite.envs import (
 from rlinf_lite.envs.check import array_problems, check_ends, check_episodes, check_finite
 from rlinf_lite.envs.errors import EpisodeContractError
 from rlinf_lite.envs.observations import take_rows
+from rlinf_lite.envs.rewards import ObservedReward
 from rlinf_lite.registry import env_card
 from rlinf_lite.scheduler import Worker
 from rlinf_lite.threads import torch_threads
@@ -64,6 +65,8 @@ class _Stage:
     env_ids: np.ndarray
     pieces: list[StagePiece]
     num_threads: int
+    reward: ObservedReward | None = None
+    """Gives the rewards; None: the environment does."""
     actions: dict[int, np.ndarray] = field(default_factory=dict)  # by first row of the piece
     obs: Obs = field(default_factory=Obs)
     t: int = 0
@@ -84,6 +87,7 @@ class _Stage:
     def step(self, actions: np.ndarray) -> ChunkResult:
         """Play a chunk, count it in `t`, and put the next observations into `obs`."""
         with self.simulating():
+            before = None if self.reward is None else self.reward.before(self.obs)
             result = self.env.chunk_step(actions)
             if not isinstance(self.env, ChunkedEnv):
                 if problems := array_problems(result, actions.shape[:2]):
@@ -92,6 +96,8 @@ class _Stage:
                 check_ends(when, result)
                 check_episodes(when, result, len(self.env_ids))
                 check_finite(when, result.obs, result)
+            if self.reward is not None and before is not None:
+                result = self.reward.judged(result, before)
         self.obs = result.obs
         self.t += 1
         self.ended.update(record.env_id for record in result.episodes)
@@ -154,6 +160,9 @@ class EnvWorker(Worker):
         first = self.stages[0]
         ensure_valid_env(first.env, self.cfg.env.id)
         first.reset(self._first_seeds(first))
+        if first.reward is not None:
+            with first.simulating():
+                first.reward.of(first.obs)  # what it cannot judge is said before anything is played
         spec = get_env_spec(first.env, first.obs)
         self.num_chunks = self.cfg.rollout.num_chunks or -(-spec.max_episode_steps // self.cfg.model.num_action_chunks)
         for stage in self.stages[1:]:
@@ -292,6 +301,8 @@ class EnvWorker(Worker):
 
     def _build_stages(self, split: Literal["train", "eval"], layout: Layout) -> list[_Stage]:
         pieces = [piece for piece in layout.pieces() if piece.env_rank == self.rank]
+        own = self.cfg.env.train.reward
+        reward = ObservedReward(own) if split == "train" and own.id is not None else None
         return [
             _Stage(
                 stage,
@@ -299,6 +310,7 @@ class EnvWorker(Worker):
                 layout.env_ids(self.rank, stage),
                 [piece for piece in pieces if piece.stage == stage],
                 self.cfg.env.num_threads,
+                reward,
             )
             for stage in range(layout.num_stages)
         ]

@@ -116,6 +116,15 @@ def test_only_successes_are_kept_unless_asked_for_all(tmp_path):
     assert set(everything.episodes(np.arange(len(everything)))) == set(range(40))
 
 
+def test_frames_say_from_which_action_on_the_episode_has_succeeded(tmp_path):
+    _, records, _ = collect(tmp_path, "env.train.ignore_terminations=true", "data.keep_failures=true")
+    dataset = LeRobotDataset(tmp_path)
+    found = np.concatenate([rows["next.success"][:, 0] for _, rows in dataset.rows(["next.success"])])
+    first = [record.steps_to_success or record.length + 1 for record in sorted(records, key=lambda x: x.env_id)]
+    assert found.tolist() == [step >= x for x in first for step in range(1, 9)]
+    assert any(found) and not all(found)
+
+
 def test_steps_after_the_end_of_an_episode_are_masked(tmp_path):
     _, records, found = collect(tmp_path, "env.train.auto_reset=true")
     kept = [record for record in records if record.success_once]

@@ -153,6 +153,9 @@ def test_command_would_run(
             assert arguments.pop() == "--dry-run"
             assert len(trials_of(arguments[0], arguments[1:])[1]) > 1
             return
+        if command == "reward":
+            importlib.import_module("rlinf_lite.cli.reward").parse(arguments)
+            return
         if command in ("serve", "export"):
             given = importlib.import_module(f"rlinf_lite.cli.{command}").parse(arguments)
             assert (REPO / given.policy / "config.json").is_file()

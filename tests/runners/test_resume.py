@@ -15,9 +15,13 @@ ADAPTERS = ["model.lora={rank: 2, alpha: 4}", "sft.num_steps=1", "algorithm.adv_
 ADAPTIVE = ["sft.num_steps=2", "algorithm.kl={place: reward, controller: adaptive}"]
 TWO_ACTORS = "cluster.component_placement={actor: 0-1, rollout: '0', env: 0-1}"
 SHARDS = "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}"
+CLASSIFIER = (
+    "env.train={ignore_terminations: true, reward: {id: success_classifier, model_dir: assets/tabletop_success}}"
+)
 ON_THREADS = {
     "asynchronous": ("asynchronous", []),
     "tokens": ("tokens", []),
+    "a classifier's rewards": ("tokens", [CLASSIFIER]),
     "flow": ("flow", []),
     "off-policy": ("off-policy", []),
     "a round of DAgger": ("rounds", []),

@@ -1,12 +1,14 @@
 """The env worker by itself; this process plays the policy."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import Config, load_config
 from rlinf_lite.config.schema import DaggerConfig
-from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord
+from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord, StepRewardError
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.runners.run_config import write_config
 from rlinf_lite.runners.simulation import load_env_states, save_env_states
@@ -126,6 +128,33 @@ def test_rows_keep_their_scene_where_scenes_can_be_divided_evenly(monkeypatch, n
         assert max(map(len, played)) > 1 and set.union(*played) == set(range(num_scenes))
     else:
         assert played == [{row % num_scenes} for row in range(8)]
+
+
+def test_training_is_rewarded_by_a_function_of_observations_and_an_evaluation_is_not():
+    sizes = ["env.eval.num_envs=8", "env.eval.num_episodes=8", "env.eval.max_episode_steps=3"]
+    sizes += ["env.train.max_episode_steps=3", "env.train.ignore_terminations=true"]
+    found = []
+    for reward in ([], ["env.train.reward={id: tests.envs.test_rewards:clock, relative: true}"]):
+        worker = worker_of(8, *sizes, *reward)
+        worker.answers = iter([0, 1] * 4)
+        played = worker.interact(0)["episodes"]
+        sent, worker.sent, worker.answers = worker.sent, [], iter([0, 1] * 3)
+        found.append((played, worker.evaluate()["episodes"], sent))
+    (plain, evaluated_plain, _), (judged, evaluated_judged, sent) = found
+    assert judged == plain and evaluated_judged == evaluated_plain and len(plain) == 8
+    for half in (0, 4):
+        messages = [message for message in sent if message.start == half]
+        for before, after in pairwise(messages):
+            seen = after.obs["state"].copy()
+            if after.result.final_obs is not None:
+                seen[after.result.final_rows] = after.result.final_obs["state"]
+            np.testing.assert_allclose(after.result.rewards[:, 0], seen[:, 1] - before.obs["state"][:, 1], atol=1e-6)
+
+
+def test_a_function_that_cannot_judge_is_refused_before_anything_is_played():
+    reward = ["env.train.ignore_terminations=true", "env.train.reward.id=tests.envs.test_rewards:column"]
+    with pytest.raises(StepRewardError, match=r"the function returned float32 \[8, 1\]"):
+        worker_of(8, *reward)
 
 
 class Own:

@@ -20,11 +20,12 @@ from rlinf_lite.machine import byte_text, free_host_bytes
 
 def _name_rule(key: str) -> None:
     card_of = {"env.id": registry.env_card, "model.id": registry.policy_card}.get(key, registry.REGISTRIES[key].get)
-    section, _, last = key.partition(".")
 
     @rule(key)
     def names_stand_for_parts(config: Any, plan: Any) -> Iterator[Problem]:
-        name = getattr(getattr(config, section, None), last, None)
+        name = config
+        for word in key.split("."):
+            name = getattr(name, word, None)
         if name is None or name in registry.REGISTRIES[key].names():  # None: a key of other runs
             return
         try:

@@ -107,11 +107,16 @@ def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:
 
 
 def decode(
-    dataset: LeRobotDataset, keys: Keys, root: Path, report: Callable[[str, int, int], None] = lambda *_: None
+    dataset: LeRobotDataset,
+    keys: Keys,
+    root: Path,
+    report: Callable[[str, int, int], None] = lambda *_: None,
+    option: str = "data.cache_dir",
 ) -> Path:
     """Decode every frame, unless that was done before. Returns the directory for `Frames`.
 
-    `report`: called now and then with (what is decoded, number of decoded frames, number of all frames).
+    `report`: called now and then with (what is decoded, number of decoded frames, number of all frames). `option`: the
+    name of what the user chose `root` by, for messages.
 
     Raises:
         LeRobotError: if a file does not agree with info.json, or the disk has too little room.
@@ -126,9 +131,9 @@ def decode(
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same id
         partial.mkdir(parents=True)
     except OSError as error:
-        raise _unwritable(root, error) from error
+        raise _unwritable(root, error, option) from error
     try:
-        _check_room(dataset, keys, partial)
+        _check_room(dataset, keys, partial, option)
         _fill(dataset, keys, partial, report)
         os.replace(partial, directory)
     except BaseException:  # Ctrl-C too: incomplete frames must not stay
@@ -144,11 +149,11 @@ def check_writable(dataset: LeRobotDataset, keys: Keys, root: Path) -> None:
     there = next(path for path in (root, *root.absolute().parents) if path.exists())
     decoded = (frames_directory(dataset, keys, root) / _CONTENTS).is_file()
     if not decoded and not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        raise _unwritable(root, PermissionError("it is read-only"))
+        raise _unwritable(root, PermissionError("it is read-only"), "data.cache_dir")
 
 
-def _unwritable(root: Path, error: OSError) -> LeRobotError:
-    return LeRobotError(f"data.cache_dir: {root} cannot be written to: {error}. Name another directory")
+def _unwritable(root: Path, error: OSError, option: str) -> LeRobotError:
+    return LeRobotError(f"{option}: {root} cannot be written to: {error}. Name another directory")
 
 
 def _fill(dataset: LeRobotDataset, keys: Keys, partial: Path, report: Callable[[str, int, int], None]) -> None:
@@ -241,12 +246,12 @@ def _check_finite(
         raise LeRobotError(f"{episode.data_file}: {key}[{column}] is {values[frame, bad[0]]} in {where}")
 
 
-def _check_room(dataset: LeRobotDataset, keys: Keys, partial: Path) -> None:
+def _check_room(dataset: LeRobotDataset, keys: Keys, partial: Path, option: str) -> None:
     of_frame = sum(int(np.prod(dataset.info.features[key].size)) * 3 for key in keys.cameras.values())
     needed, free = of_frame * dataset.info.num_frames, shutil.disk_usage(partial).free
     if needed > free:
         raise LeRobotError(
-            f"data.cache_dir: {dataset.info.num_frames:,} decoded frames of {of_frame:,} bytes are "
+            f"{option}: {dataset.info.num_frames:,} decoded frames of {of_frame:,} bytes are "
             f"{needed / 2**30:.1f} GiB, and {partial.parent} has {free / 2**30:.1f} GiB left. Name another directory"
         )
 

@@ -24,6 +24,8 @@ CHUNKS_SIZE = 1000
 DATA_FILE_MB, VIDEO_FILE_MB = 100, 200
 PICTURES = "observation.images."
 STATE, ACTION = "observation.state", "action"
+SUCCESS = "next.success"
+"""LeRobot's column that says whether a frame's action led to success."""
 SUBTASKS = "language_persistent"
 """LeRobot's column of annotations, each valid from its time on; those of style "subtask" may be instructions."""
 COUNTERS = {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64", "index": "int64"}
