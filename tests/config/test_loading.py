@@ -126,7 +126,7 @@ def test_an_unknown_config_gets_the_nearest_names() -> None:
     assert only_problem("pendulum").endswith(". Did you mean gym_pendulum_ppo_mlp or gym_pendulum_sac_mlp?")
     assert only_problem("pushcube").endswith(
         "Known with pushcube: maniskill_pushcube_async_ppo_mlp, maniskill_pushcube_grpo_mlp, "
-        "maniskill_pushcube_ppo_mlp, maniskill_pushcube_ppo_mlp_hybrid8."
+        "maniskill_pushcube_ppo_mlp, maniskill_pushcube_ppo_mlp_hybrid8, maniskill_pushcube_sac_mlp."
     )
     assert only_problem("xyz").endswith(". rlinf-lite configs lists them")
     assert "xyz: no config has this name" in only_problem("xyz")
