@@ -418,6 +418,31 @@ class DaggerConfig(Section):
     """Episodes of a round."""
 
 
+class RecapConfig(Section):
+    """RECAP (arXiv:2511.14759): in rounds of an imitation run the student plays by itself, a value network says which
+    of all actions so far were better than usual, and the student goes on with all of them, told which."""
+
+    rounds: NonNegativeInt = 0
+    """Rounds of play; 0: none."""
+    interval: PositiveInt = 500
+    """Updates from one round to the next, and before the first."""
+    episodes: PositiveInt = 100
+    """Episodes of a round."""
+    failure_cost: NonNegativeFloat = 20.0
+    """What a failure costs at its end, in env steps; a step costs 1."""
+    horizon: PositiveInt = 10
+    """Env steps that an advantage looks ahead, before the value network takes over."""
+    positive_share: Annotated[Float, Field(gt=0, lt=1)] = 0.3
+    """Share of each task's played frames that are labelled positive; demonstrations of an expert all are."""
+    drop: Annotated[Float, Field(ge=0, le=1)] = 0.2
+    """Probability with which the condition is left out of a training row's prompt."""
+    value_updates: PositiveInt = 500
+    """Updates of the value network, which begins from random weights in each round; of actor.global_batch_size frames
+    each."""
+    camera_size: PositiveInt = 32
+    """Height and width that pictures are scaled to for the value network."""
+
+
 class DataConfig(Section):
     demos_dir: str | None = None
     """Folder of the LeRobotDataset with the demonstrations, read or written, on a file system that all nodes share;
@@ -448,6 +473,12 @@ class DataConfig(Section):
     seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
     dagger: DaggerConfig = DaggerConfig()
+    recap: RecapConfig = RecapConfig()
+
+    @property
+    def rounds(self) -> DaggerConfig | RecapConfig:
+        """The section of the rounds in which the student plays."""
+        return self.recap if self.recap.rounds else self.dagger
 
 
 class RolloutConfig(Section):
