@@ -54,7 +54,8 @@ def label_frames(
     pool: DemonstrationPool, cfg: Config, device: torch.device | str, report: Callable[[], None] = lambda: None
 ) -> Labels:
     """Label all frames of `pool` as `data.recap` says. `report` is called after each batch of frames."""
-    recap, episodes = cfg.data.recap, logged_episodes(pool, cfg.data.source == "folder")
+    recap, first_is_played = cfg.data.recap, cfg.data.source == "folder" or cfg.data.keep_failures
+    episodes = logged_episodes(pool, first_is_played)
     num_frames = int(episodes.lengths.sum())
     if not episodes.played.any():
         return Labels(np.full(num_frames, np.nan, np.float32), np.ones(num_frames, bool), {})
@@ -81,7 +82,7 @@ def label_frames(
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     with torch.no_grad():
         parts = np.array_split(np.arange(num_frames), -(-num_frames // _FRAMES_AT_ONCE))
         values = torch.cat([network(read(part)).cpu() for part in parts]).numpy()

@@ -106,9 +106,6 @@ def _recap_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem(key, text)
     if data.dagger.rounds:
         yield Problem(key, "and data.dagger.rounds are both set, and a round is of one of the two. Set one to 0")
-    if data.source == "expert" and data.keep_failures:
-        text = "is true, and RECAP takes all that the expert did for good. Set it to false, or data.source to folder"
-        yield Problem("data.keep_failures", text)
     card = policy_card_of(config)
     if card is not None and not card.reads_condition:
         text = f"{config.model.id} has no prompt with RECAP's condition. Use pi0, pi05 or smolvla"
