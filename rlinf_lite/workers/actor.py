@@ -50,8 +50,8 @@ from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
-from rlinf_lite.training.recap import Labels, label_frames
 from rlinf_lite.training.precision import be_deterministic, cast_parameters
+from rlinf_lite.training.recap import Labels, label_frames
 from rlinf_lite.weights import WeightSender, copy_weights
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
@@ -303,7 +303,9 @@ class EmbodiedFSDPActor(Worker):
         differs = torch.stack([(x != told[1][name]).reshape(len(x), -1).any(1) for name, x in told[0].items()]).any(0)
         for row in torch.nonzero(~differs).flatten().tolist():
             text = f"{obs['instruction'][row]!r} gives the same prompt with RECAP's positive and negative condition"
-            raise LeRobotError(f"{text}. Raise model.options.max_prompt_length, or use a tokenizer that knows the words")
+            raise LeRobotError(
+                f"{text}. Raise model.options.max_prompt_length, or use a tokenizer that knows the words"
+            )
 
     def label_demonstrations(self) -> Labels | None:
         """Label all frames of the demonstrations as `data.recap` says; rank 0 does, others return None."""

@@ -109,8 +109,8 @@ class FlowConfig:
     long_prompts: Literal["error", "cut"] = "error"
 
     guidance: float | None = None
-    """w: the policy acts with RECAP's positive condition in its prompt, and v = (1 - w) v_plain + w v_conditioned. None:
-    its prompts have no condition."""
+    """w: the policy acts with RECAP's positive condition in its prompt, and v = (1 - w) v_plain + w v_conditioned.
+    None: its prompts have no condition."""
 
     # statistics
     state_norm: Norm = "mean_std"

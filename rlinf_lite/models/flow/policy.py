@@ -175,8 +175,8 @@ class FlowPolicy(Policy):
         return self._values(self._prefix(self._inputs(obs)))
 
     def _inputs(self, obs: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Tensor]:
-        """Pictures uint8 by slot, padded prompts, and the padded state in the network's units. With guidance prompts have
-        conditions, and where it takes two passes the prompts without are there too."""
+        """Pictures uint8 by slot, padded prompts, and the padded state in the network's units. With guidance prompts
+        have conditions, and where it takes two passes the prompts without are there too."""
         cfg, given = self.cfg, obs.get("images", {})
         device = device or self.network.action_in_proj.weight.device
         problem = unseen_cameras(cfg, given)
