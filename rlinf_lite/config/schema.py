@@ -470,6 +470,8 @@ class DataConfig(Section):
     """Standard deviation of noise on the expert's actions, in units of half the action range; labels have no noise."""
     teacher_dir: str | None = None
     """A trained policy that acts as the expert; null: the environment's own expert."""
+    teacher_mode: Literal["greedy", "sampled"] = "greedy"
+    """How `teacher_dir` acts: its best action, or as it explores in evaluations, which gives logged play variety."""
     seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
     dagger: DaggerConfig = DaggerConfig()

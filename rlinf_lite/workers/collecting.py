@@ -129,7 +129,7 @@ class Collector:
         played_by = None if self._student is None else self._acted(self._student, {**obs, NOISE_KEY: keys}, "sampled")
         for step in range(chunk):
             if step == first + wanted.shape[1]:
-                asked = played_by if self._plays_alone else self._wanted(env, obs, chunk - step)
+                asked = played_by if self._plays_alone else self._wanted(env, obs, chunk - step, keys + np.uint64(step))
                 first, wanted = step, np.clip(asked, self._low, self._high)
             action = wanted[:, step - first]
             taken = action + noise[:, step] if played_by is None else played_by[:, step]
@@ -151,10 +151,11 @@ class Collector:
             actions: np.ndarray = policy.predict_action_batch(obs, mode).actions.float().cpu().numpy()
         return actions
 
-    def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
-        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`."""
+    def _wanted(self, env: VecEnv, obs: Obs, num_actions: int, keys: np.ndarray) -> np.ndarray:
+        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`, and a
+        policy's noise is that of `keys` [B]."""
         if self._teacher is not None:
-            return self._acted(self._teacher, obs, "greedy")
+            return self._acted(self._teacher, {**obs, NOISE_KEY: keys}, self._cfg.data.teacher_mode)
         if not isinstance(env, Demonstrator):
             raise DemonstrationError(
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"
