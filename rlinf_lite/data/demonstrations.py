@@ -44,7 +44,18 @@ PROVENANCE = "rlinf_lite.json"
 FRAMES = ".frames"
 """The folder of decoded frames in a dataset's folder, unless `data.cache_dir` names another."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
-_NOT_MADE_FROM = {"teacher_mode", "dagger", "recap", "demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
+_NOT_MADE_FROM = {
+    "teacher_mode",
+    "dagger",
+    "recap",
+    "demos_dir",
+    "source",
+    "keys",
+    "stride",
+    "cache_dir",
+    "pictures",
+    "fps",
+}
 
 
 class DemonstrationError(LeRobotError):

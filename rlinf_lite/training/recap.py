@@ -80,7 +80,7 @@ def label_frames(
         rows = batch_indices(num_frames, cfg.actor.global_batch_size, cfg.runner.seed, update)
         loss = network.loss(read(rows), returns[torch.from_numpy(rows)].to(device))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     with torch.no_grad():

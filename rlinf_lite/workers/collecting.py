@@ -129,7 +129,10 @@ class Collector:
         played_by = None if self._student is None else self._acted(self._student, {**obs, NOISE_KEY: keys}, "sampled")
         for step in range(chunk):
             if step == first + wanted.shape[1]:
-                asked = played_by if self._plays_alone else self._wanted(env, obs, chunk - step, keys + np.uint64(step))
+                if played_by is not None and self._plays_alone:
+                    asked = played_by
+                else:
+                    asked = self._wanted(env, obs, chunk - step, keys + np.uint64(step))
                 first, wanted = step, np.clip(asked, self._low, self._high)
             action = wanted[:, step - first]
             taken = action + noise[:, step] if played_by is None else played_by[:, step]
