@@ -436,8 +436,8 @@ def recipe(cfg: Config) -> dict[str, Any]:
         **{f"data.{name}": value for name, value in data.model_dump(exclude=_NOT_MADE_FROM).items()},
         "data.teacher_dir": data.teacher_dir and _policy_digest(Path(data.teacher_dir)),
     }
-    if data.teacher_mode != "greedy":  # datasets from before this key are greedy
-        made_from["data.teacher_mode"] = data.teacher_mode
+    if data.teacher_mode == "greedy":  # datasets from before this key do not name it
+        del made_from["data.teacher_mode"]
     content: dict[str, Any] = json.loads(json.dumps(made_from))
     return content
 
