@@ -27,6 +27,7 @@ WORDS = """
     red green blue yellow purple cyan orange black white gray brown pink small large big
     block blocks cube cubes square ball cylinder bowl plate cup mug box bin tray drawer door handle button lever peg
     hole table basket shelf pot can bottle spoon object target goal zone gripper robot
+    advantage positive negative
 """
 
 

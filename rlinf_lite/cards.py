@@ -307,6 +307,8 @@ class PolicyCard(Card):
 
     off_policy: bool = False
     """Whether off-policy learning can train it: it has `sample_with_logprob`."""
+    reads_condition: bool = False
+    """Whether RECAP can train it: its prompts can have a condition (`models.conditions`), with which it acts."""
 
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         """Whether a directory that `save_pretrained` has not written is a published checkpoint of this policy; `config`

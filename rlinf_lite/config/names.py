@@ -103,7 +103,7 @@ def reads_demonstrations(config: Any) -> bool:
 def plays_in_training(config: Any) -> bool:
     """Whether a run plays in environments besides those of its evaluation."""
     kind, data = config.runner.task_type, config.data
-    return kind != "eval" and (kind != "sft" or data.source != "folder" or data.dagger.rounds > 0)
+    return kind != "eval" and (kind != "sft" or data.source != "folder" or data.rounds.rounds > 0)
 
 
 def max_staleness(config: Any) -> int:

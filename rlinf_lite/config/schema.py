@@ -21,6 +21,7 @@ from rlinf_lite.cards import (
     Section,
     UnitFloat,
 )
+from rlinf_lite.config.rounds import DaggerConfig, RecapConfig
 from rlinf_lite.registry import (
     ENVIRONMENTS,
     ESTIMATORS,
@@ -422,18 +423,6 @@ class KeysConfig(Section):
     """Instruction of a frame: its task, or the subtask at its time in LeRobot's annotations (language_persistent)."""
 
 
-class DaggerConfig(Section):
-    """DAgger (Ross et al. 2011, arXiv:1011.0686): in further rounds of an imitation run the student plays, the
-    environment's expert says at each decision what it would have done, and the student goes on with all of it."""
-
-    rounds: NonNegativeInt = 0
-    """Rounds after the first, in which the expert plays; 0: none."""
-    interval: PositiveInt = 500
-    """Updates from one round to the next."""
-    episodes: PositiveInt = 100
-    """Episodes of a round."""
-
-
 class DataConfig(Section):
     demos_dir: str | None = None
     """Folder of the LeRobotDataset with the demonstrations, read or written, on a file system that all nodes share;
@@ -461,9 +450,17 @@ class DataConfig(Section):
     """Standard deviation of noise on the expert's actions, in units of half the action range; labels have no noise."""
     teacher_dir: str | None = None
     """A trained policy that acts as the expert; null: the environment's own expert."""
+    teacher_mode: Literal["greedy", "sampled"] = "greedy"
+    """How `teacher_dir` acts: its best action, or as it explores in evaluations, which gives logged play variety."""
     seed: Seed = 0
     """Seed of the demonstrations: initial states and noise."""
     dagger: DaggerConfig = DaggerConfig()
+    recap: RecapConfig = RecapConfig()
+
+    @property
+    def rounds(self) -> DaggerConfig | RecapConfig:
+        """The section of the rounds in which the student plays."""
+        return self.recap if self.recap.rounds else self.dagger
 
 
 class RolloutConfig(Section):

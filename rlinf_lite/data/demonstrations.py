@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,7 +27,7 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.data.lerobot import statistics
-from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode
+from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode, frames_directory
 from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
@@ -43,7 +44,18 @@ PROVENANCE = "rlinf_lite.json"
 FRAMES = ".frames"
 """The folder of decoded frames in a dataset's folder, unless `data.cache_dir` names another."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
-_NOT_MADE_FROM = {"dagger", "demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
+_NOT_MADE_FROM = {
+    "teacher_mode",
+    "dagger",
+    "recap",
+    "demos_dir",
+    "source",
+    "keys",
+    "stride",
+    "cache_dir",
+    "pictures",
+    "fps",
+}
 
 
 class DemonstrationError(LeRobotError):
@@ -118,6 +130,26 @@ class DemonstrationPool:
         """Add a dataset."""
         self._parts.append(more)
 
+    @property
+    def all_frames(self) -> list[Frames]:
+        """The frames of each dataset."""
+        return [part.frames for part in self._parts]
+
+    def first_frames(self, indices: np.ndarray) -> np.ndarray:
+        """The frames at the beginning of chunks, int64 [n], counted over all datasets."""
+        found, before = np.zeros(len(indices), np.int64), 0
+        for part, (rows, own) in zip(self._parts, self._of_parts(indices), strict=True):
+            found[rows] = before + part.first_frames(own)
+            before += len(part.frames.actions)
+        return found
+
+    def observations(self, rows: np.ndarray) -> dict[str, Any]:
+        """The observations of frames [n], counted over all datasets."""
+        places = _places(rows, [len(frames.actions) for frames in self.all_frames])
+        found = [frames.read(own) for frames, (_, own) in zip(self.all_frames, places, strict=True) if len(own)]
+        obs: dict[str, Any] = take_rows(concat_rows(found), self._order(places))
+        return obs
+
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
@@ -149,16 +181,21 @@ class DemonstrationPool:
 
     def _of_parts(self, indices: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each dataset, which of `indices` are its chunks, and their numbers in it."""
-        found, before = [], 0
-        for part in self._parts:
-            rows = np.flatnonzero((indices >= before) & (indices < before + len(part)))
-            found.append((rows, indices[rows] - before))
-            before += len(part)
-        return found
+        return _places(indices, [len(part) for part in self._parts])
 
     def _order(self, places: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Where each chunk is, once those of all datasets are in a row."""
         return np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
+
+
+def _places(numbers: np.ndarray, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each of several parts of `sizes` in a row, which of `numbers` are in it, and their numbers in it."""
+    found, before = [], 0
+    for size in sizes:
+        rows = np.flatnonzero((numbers >= before) & (numbers < before + size))
+        found.append((rows, numbers[rows] - before))
+        before += size
+    return found
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:
@@ -195,6 +232,11 @@ def open_dataset(cfg: Config, directory: Path, seen: Observed | EnvSpec | None) 
     _check_features(cfg, dataset, seen)
     if cfg.data.source == "folder":
         strange_tasks(cfg, dataset)
+        if cfg.data.recap.rounds and dataset.successes() is None:
+            raise DemonstrationError(
+                f"data.demos_dir: {directory} does not say which episodes succeeded (success in meta/episodes), which "
+                "RECAP learns from. Make it with rlinf-lite collect --keep-failures"
+            )
     return dataset
 
 
@@ -257,6 +299,19 @@ def decode_frames(
     """Decode the features of `dataset` that the environment shows, unless that was done before; see
     `lerobot.frames.decode`. Returns the directory for `Demonstrations`."""
     return decode(dataset, matched_keys(cfg, dataset, spec), _frames_root(cfg, dataset), report)
+
+
+def add_to_dataset(
+    cfg: Config, dataset: LeRobotDataset, frames: Path, spec: EnvSpec, columns: Mapping[str, np.ndarray]
+) -> None:
+    """Add columns [F] to a dataset that this run made. Its decoded `frames` move to where the changed dataset's are
+    looked for; who has opened them goes on reading."""
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
+    from rlinf_lite.data.lerobot.writer import add_columns
+
+    keys = matched_keys(cfg, dataset, spec)
+    add_columns(dataset.directory, columns)
+    os.replace(frames, frames_directory(LeRobotDataset(dataset.directory), keys, _frames_root(cfg, dataset)))
 
 
 def _frames_root(cfg: Config, dataset: LeRobotDataset) -> Path:
@@ -381,6 +436,8 @@ def recipe(cfg: Config) -> dict[str, Any]:
         **{f"data.{name}": value for name, value in data.model_dump(exclude=_NOT_MADE_FROM).items()},
         "data.teacher_dir": data.teacher_dir and _policy_digest(Path(data.teacher_dir)),
     }
+    if data.teacher_mode == "greedy":  # datasets from before this key do not name it
+        del made_from["data.teacher_mode"]
     content: dict[str, Any] = json.loads(json.dumps(made_from))
     return content
 

@@ -6,6 +6,9 @@ env.finish_demonstrations()
 decode_frames()                         # once per dataset
 actor.open_demonstrations()
 every data.dagger.interval steps, data.dagger.rounds times: the student plays, env.collect_demonstrations() labels
+every data.recap.interval steps, data.recap.rounds times: the student plays; also before the first step:
+    actor.label_demonstrations()        # the first rank, by a value network
+    actor.take_labels()
 for step: actor.run_sft(step)           # each rank reads its part of the batch from the decoded frames
 """
 
@@ -14,12 +17,13 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.data.dataset_notes import dataset_notes
 from rlinf_lite.data.demonstrations import (
     DemonstrationError,
     Demonstrations,
+    add_to_dataset,
     beyond_bounds,
     read_provenance,
     stride_of,
@@ -27,6 +31,10 @@ from rlinf_lite.data.demonstrations import (
 from rlinf_lite.data.lerobot.layout import is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.runners.simulation import SimulationRunner
+
+if TYPE_CHECKING:
+    from rlinf_lite.data.lerobot.reader import LeRobotDataset
+    from rlinf_lite.training.recap import Labels
 
 PRINT_INTERVAL_S = 1.0
 """Steps may take milliseconds: progress is shown no more often than this; metrics are logged for every step."""
@@ -40,6 +48,9 @@ class SFTRunner(SimulationRunner):
     """Properties that identify the demonstrations, so that a resumed run does not go on with others."""
     _statistics: dict[str, Statistics] | None = None
     """Statistics of the demonstrations that the policy took; empty if it took none."""
+
+    _rounds: list[tuple[LeRobotDataset, Path]]
+    """The datasets that the run learns from, each with the directory of its decoded frames."""
 
     def prepare(self) -> None:
         """Collect the demonstrations if they are not on disk, decode them, and open them in the actors."""
@@ -69,13 +80,17 @@ class SFTRunner(SimulationRunner):
         opening = self.actor.open_demonstrations(str(frames), self._statistics)
         opened = self._wait(opening, what="demonstrations to be opened", says_so=True)[0][0]
         self._statistics, normalised, foreign = opened
+        self._rounds = [(dataset, frames)]
         if self._statistics:
             self._wait(self.rollout.take_statistics(self._statistics), what="statistics to be taken")
             what = " and ".join(f"{name}s" for name in normalised)
             unsaid = f"the policy got the statistics of {directory}, and does not say what it normalises by them"
             self.progress.message(f"{what} are normalised by the statistics of {directory}" if what else unsaid)
-        for number in range(1, min((self.completed_steps - 1) // cfg.data.dagger.interval, cfg.data.dagger.rounds) + 1):
+        last_round = min(max(self.completed_steps - 1, 0) // cfg.data.rounds.interval, cfg.data.rounds.rounds)
+        for number in range(1, last_round + 1):
             self._begin_round(number, plays=False)
+        if cfg.data.recap.rounds:
+            self._label(last_round)
         for line in foreign:
             self.progress.message(f"note: {line}, which it keeps: are they of another robot, or in other units?")
 
@@ -101,27 +116,54 @@ class SFTRunner(SimulationRunner):
         self._statistics = state["statistics"]
 
     def _begin_round(self, number: int, plays: bool) -> None:
-        """Collect a further round of DAgger, unless it is on disk, and have the actors go on with it. `plays`: whether
-        the actors have the weights with which the round begins."""
+        """Collect a further round, unless it is on disk, and have the actors go on with it. `plays`: whether the actors
+        have the weights with which the round begins."""
         data, directory = self.cfg.data, self.run_dir / f"round_{number}"
         if not is_dataset(directory / "demos"):
             if not plays:
                 raise DemonstrationError(f"{directory} is gone, with which the run went on. Begin a new run")
             student = directory / "student"
             self._wait(self.actor.save_policy(str(student)), what="the student to be written")
-            first_episode = data.num_episodes + (number - 1) * data.dagger.episodes
+            first_episode = data.num_episodes + (number - 1) * data.rounds.episodes
             counts = self._collect(directory / "demos", student, first_episode)
             success = f", {100 * counts['success_once']:.1f}% of them successes" if "success_once" in counts else ""
             self.progress.message(f"round {number}: {counts['num_episodes']} episodes of the student{success}")
-            self.env_steps += int(counts["num_env_steps"])
-            self.logger.log(self.completed_steps, {f"demos/{name}": value for name, value in counts.items()})
-        _, frames = self._decoded(directory / "demos")
+            metrics = {f"demos/{name}": value for name, value in counts.items()}
+            if data.recap.rounds and "success_once" in counts:
+                metrics["recap/success_once"] = counts["success_once"]
+            self.logger.log(self.completed_steps, metrics)
+        dataset, frames = self._decoded(directory / "demos")
+        self.env_steps += dataset.info.num_frames
         self._wait(self.actor.add_demonstrations(str(frames)), what="demonstrations to be opened")
+        self._rounds.append((dataset, frames))
+
+    def _label(self, number: int) -> None:
+        """Label all demonstrations as RECAP does in round `number`, unless that is on disk, and have the actors go on
+        with these labels."""
+        from rlinf_lite.data.labels import LABELS, read_positive, write_labels  # needs the extra `data`
+
+        file, sizes = self.run_dir / f"round_{number}" / LABELS, [x.info.num_frames for x, _ in self._rounds]
+        if not file.is_file():
+            labels: Labels = self._wait(self.actor.label_demonstrations(), what="labels")[0][0]
+            if number:
+                dataset, frames = self._rounds[-1]
+                of_round = slice(sum(sizes[:-1]), None)
+                columns = {"advantage": labels.advantages[of_round], "positive": labels.positive[of_round]}
+                add_to_dataset(self.cfg, dataset, frames, self.spec, columns)
+            write_labels(file, sizes, labels.advantages, labels.positive)  # last: then the round is complete
+            if labels.metrics:
+                self.logger.log(self.completed_steps, labels.metrics)
+                said = ", ".join(f"{name.removeprefix('recap/')} {x:.3f}" for name, x in labels.metrics.items())
+                self.progress.message(f"labels of round {number}: {said}")
+        self._wait(self.actor.take_labels(read_positive(file, sum(sizes))), what="labels to be taken")
 
     def run_step(self, step: int) -> None:
-        number, within = divmod(step, self.cfg.data.dagger.interval)
-        if within == 0 and 1 <= number <= self.cfg.data.dagger.rounds:
+        data = self.cfg.data
+        number, within = divmod(step, data.rounds.interval)
+        if within == 0 and 1 <= number <= data.rounds.rounds:
             self._begin_round(number, plays=True)
+            if data.recap.rounds:
+                self._label(number)
         with self.step_log.phase("training"):
             trained = self._train(self.actor.run_sft(step))[0]
         step_s = self.step_log.end_step()

@@ -131,15 +131,16 @@ class SimulationRunner(Runner):
         return dataset, decode_frames(self.cfg, dataset, self.spec, self._report_decoding)
 
     def _collect(self, directory: Path, student: Path | None = None, first_episode: int = 0) -> dict[str, float]:
-        """Have the expert play episodes, or say what it would do where `student` plays (see `Collector`), and write
-        them as a dataset. Returns its counts."""
+        """Have the expert play episodes, or `student` (see `Collector`), and write them as a dataset. Returns its
+        counts."""
         from rlinf_lite.data.lerobot.writer import begin
         from rlinf_lite.workers.collecting import complete
 
         data, env, started = self.cfg.data, self.cfg.env, time.time()
         num_episodes, plays = data.num_episodes, ""
         if student is not None:
-            num_episodes, plays = data.dagger.episodes, ", played by the student and labelled by the expert,"
+            labelled = "" if data.recap.rounds else " and labelled by the expert"
+            num_episodes, plays = data.rounds.episodes, f", played by the student{labelled},"
         self.progress.message(f"collecting {num_episodes} episodes{plays} into {directory}")
         begin(directory)
         with self.step_log.phase("collect"):

@@ -42,18 +42,22 @@ from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import VECTORS
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, Policy, build_policy, load_policy
+from rlinf_lite.models.conditions import CONDITION, NEGATIVE, POSITIVE, drawn_conditions
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.threads import torch_threads
 from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums, advantage_metrics
 from rlinf_lite.training.minibatches import micro_batches, minibatches
 from rlinf_lite.training.precision import be_deterministic, cast_parameters
+from rlinf_lite.training.recap import Labels, label_frames
 from rlinf_lite.weights import WeightSender, copy_weights
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.trajectory import Trajectories, advantage_inputs
 
 _TASKS_AT_ONCE = 64
+_CONDITIONS = (POSITIVE, NEGATIVE)
 
 
 @dataclass
@@ -93,6 +97,7 @@ class EmbodiedFSDPActor(Worker):
     batch: _Batch | None
     unchanged: bool  # no update of this step has changed the weights yet
     demonstrations: DemonstrationPool  # in an sft run
+    positive: np.ndarray | None  # bool [F] with RECAP: labels of all frames of demonstrations
     spec: EnvSpec
 
     def __init__(self, cfg: Config) -> None:
@@ -101,7 +106,7 @@ class EmbodiedFSDPActor(Worker):
     def init(self, layout: Layout, spec: EnvSpec, total_steps: int) -> int:
         """Build the policy and the optimizer; returns the number of parameters."""
         cfg, self.layout, self.spec, self.version = self.cfg, layout, spec, 0
-        self.trajectories, self.batch = None, None
+        self.trajectories, self.batch, self.positive = None, None, None
         be_deterministic(self.device, cfg.runner.deterministic)
         torch.manual_seed(cfg.runner.seed)  # the same random weights on each rank
         self.policy = build_policy(cfg, spec).train()
@@ -282,12 +287,41 @@ class EmbodiedFSDPActor(Worker):
         for first in range(0, len(tasks), _TASKS_AT_ONCE):
             some = tasks[first : first + _TASKS_AT_ONCE]
             obs, _ = self.demonstrations.read(np.zeros(len(some), np.int64))
+            obs |= {"instruction": some, NOISE_KEY: noise_keys(0, np.arange(len(some)), 0)}
             try:
-                self.policy.sft_inputs({**obs, "instruction": some})
+                self.policy.sft_inputs(obs)
+                if cfg.data.recap.rounds:
+                    self._check_conditions(obs)
             except KeyError as error:
                 text = f"the policy reads {error}, and the demonstrations have {', '.join(obs)}: see data.keys"
                 raise LeRobotError(text) from error
         return statistics, normalised, [] if is_fresh else foreign_dimensions(found, ranges)
+
+    def _check_conditions(self, obs: dict[str, Any]) -> None:
+        """Raise LeRobotError if the policy does not tell the two conditions of some instruction apart."""
+        told = [self.policy.sft_inputs({**obs, CONDITION: [one] * len(obs["instruction"])}) for one in _CONDITIONS]
+        differs = torch.stack([(x != told[1][name]).reshape(len(x), -1).any(1) for name, x in told[0].items()]).any(0)
+        for row in torch.nonzero(~differs).flatten().tolist():
+            text = f"{obs['instruction'][row]!r} gives the same prompt with RECAP's positive and negative condition"
+            raise LeRobotError(
+                f"{text}. Raise model.options.max_prompt_length, or use a tokenizer that knows the words"
+            )
+
+    def label_demonstrations(self) -> Labels | None:
+        """Label all frames of the demonstrations as `data.recap` says; rank 0 does, others return None."""
+        if self.rank:
+            return None
+
+        def report() -> None:
+            self.check_abort("labelling demonstrations")
+            self.report_progress()
+
+        with self.timer("label"), torch_threads(self.learner.num_threads):
+            return label_frames(self.demonstrations, self.cfg, self.device, report)
+
+    def take_labels(self, positive: np.ndarray) -> None:
+        """Go on with these labels of all frames of the demonstrations, bool [F]."""
+        self.positive = positive
 
     def add_demonstrations(self, frames: str) -> None:
         """Go on with those in `frames` too, of the same features as the first."""
@@ -309,6 +343,9 @@ class EmbodiedFSDPActor(Worker):
             obs, actions = demonstrations.read(part)
             mask = torch.from_numpy(demonstrations.mask(part))
             keys = noise_keys(cfg.runner.seed, part, step)  # depends on chunk and step, not on the rank
+            if self.positive is not None:
+                labels = self.positive[demonstrations.first_frames(part)]
+                obs[CONDITION] = drawn_conditions(labels, keys, cfg.data.recap.drop)
             return {**self.policy.sft_inputs({**obs, NOISE_KEY: keys}), "actions": actions, "mask": mask}
 
         def loss_fn(policy: Policy, inputs: dict[str, Tensor], found: MetricSums) -> Tensor:

@@ -66,8 +66,9 @@ class Collector:
         student: Path | None = None,
         first_episode: int = 0,
     ) -> None:
-        """`student`: the directory of a policy that plays while the expert only says what it would do, of which all
-        episodes are kept; numbers of episodes begin at `first_episode` where initial states are drawn."""
+        """`student`: the directory of a policy that plays, of which all episodes are kept. The expert only says what it
+        would do, or in rounds of RECAP is not there, and what the student does is recorded. Numbers of episodes begin
+        at `first_episode` where initial states are drawn."""
         spec = get_env_spec(env, obs)
         self._cfg = cfg
         self._low, self._high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
@@ -84,8 +85,9 @@ class Collector:
             for problem in policy_misfits("data.teacher_dir", policy_directory(cfg.data.teacher_dir), spec):
                 raise DemonstrationError(f"{problem}")
         self._student = None if student is None else load_policy(student).to(device).eval()
+        self._plays_alone = student is not None and cfg.data.recap.rounds > 0
         self._first_episode = first_episode
-        self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.dagger.episodes
+        self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.rounds.episodes
         features = features_of(cfg, spec, hasattr(env, "last_success"))
         self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features, fps_of(cfg))
         self.records: list[EpisodeRecord] = []
@@ -130,7 +132,11 @@ class Collector:
         played_by = None if self._student is None else self._acted(self._student, {**obs, NOISE_KEY: keys}, "sampled")
         for step in range(chunk):
             if step == first + wanted.shape[1]:
-                first, wanted = step, np.clip(self._wanted(env, obs, chunk - step), self._low, self._high)
+                if played_by is not None and self._plays_alone:
+                    asked = played_by
+                else:
+                    asked = self._wanted(env, obs, chunk - step, keys + np.uint64(step))
+                first, wanted = step, np.clip(asked, self._low, self._high)
             action = wanted[:, step - first]
             taken = action + noise[:, step] if played_by is None else played_by[:, step]
             result = env.chunk_step(np.clip(taken, self._low, self._high)[:, None])
@@ -154,10 +160,11 @@ class Collector:
             actions: np.ndarray = policy.predict_action_batch(obs, mode).actions.float().cpu().numpy()
         return actions
 
-    def _wanted(self, env: VecEnv, obs: Obs, num_actions: int) -> np.ndarray:
-        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`."""
+    def _wanted(self, env: VecEnv, obs: Obs, num_actions: int, keys: np.ndarray) -> np.ndarray:
+        """The expert's next actions [B, n, D]; those of an environment's expert are at most `num_actions`, and a
+        policy's noise is that of `keys` [B]."""
         if self._teacher is not None:
-            return self._acted(self._teacher, obs, "greedy")
+            return self._acted(self._teacher, {**obs, NOISE_KEY: keys}, self._cfg.data.teacher_mode)
         if not isinstance(env, Demonstrator):
             raise DemonstrationError(
                 f"data.teacher_dir: {self._cfg.env.id} has no expert of its own (expert_actions). Name a trained policy"

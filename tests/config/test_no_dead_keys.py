@@ -14,6 +14,7 @@ from rlinf_lite.config.names import built_in_cards, schema_keys, walk
 NOT_READERS = {"preview"}  # what describes a run, and what is in config/ except for:
 READERS_OF_CONFIG = {"names.py", "resources.py"}  # which roles a run has, where its policy comes from
 DYNAMIC = {"rules": {"train", "eval"}, "found": {"train", "eval"}}  # variables that hold `getattr(cfg, split)`
+DYNAMIC["rounds"] = {"dagger", "recap"}  # a property that returns one of the two
 
 
 def keys_of(schema: type[Section]) -> list[str]:

@@ -16,10 +16,12 @@ from tests.conftest import SharedCluster
 from tests.runners.conftest import SMALL_MATH, SMALL_PENDULUM, SMALL_SAC, read_metrics
 from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
 from tests.runners.test_flow_runs import TOGETHER
+from tests.runners.test_recap import SMALL as SMALL_RECAP
 from tests.runners.test_sft import SMALL as SMALL_SFT
 
 SEVERAL = "cluster.component_placement={actor: '0', rollout: 0-1, env: 0-1}"
 ROUNDS = "data={num_episodes: 16, dagger: {rounds: 1, interval: 1, episodes: 8}}"
+LABELLED = "data.recap={rounds: 1, interval: 1, episodes: 8, value_updates: 4}"
 FEW = "env.eval.num_episodes=8"
 RUNS = {
     "simulator": ("gym_pendulum_ppo_mlp", [*SMALL_PENDULUM, SEVERAL, FEW, "rollout.pipeline_stage_num=2"]),
@@ -29,6 +31,7 @@ RUNS = {
     "imitation": ("tabletop_sft_mlp", [*SMALL_SFT, "data.num_episodes=16", FEW]),
     "off-policy": ("gym_pendulum_sac_mlp", [*SMALL_SAC, SEVERAL, FEW]),
     "rounds": ("tabletop_sft_mlp", [*SMALL_SFT, ROUNDS, FEW]),
+    "labels": ("tabletop_recap_flow", [*SMALL_RECAP, LABELLED, FEW]),
     "language": ("math/math_arithmetic_ppo", [*SMALL_MATH, "algorithm.kl={place: loss, coef: 0.1}"]),
 }
 COMMON = ["runner.save_interval=1", "runner.val_check_interval=1", "runner.report=false", "control.enabled=false"]

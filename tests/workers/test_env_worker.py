@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_lite.cards import EnvCard
 from rlinf_lite.config import Config, load_config
-from rlinf_lite.config.schema import DaggerConfig
+from rlinf_lite.config.rounds import DaggerConfig
 from rlinf_lite.envs import ChunkResult, EnvContractError, EpisodeRecord, StepRewardError
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.runners.run_config import write_config

@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
 from rlinf_lite.config.names import reads_demonstrations
-from rlinf_lite.config.plan import Plan, env_card_of, observed
+from rlinf_lite.config.plan import Plan, env_card_of, observed, policy_card_of
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
 from rlinf_lite.config.rules import DEMONSTRATED, TRAINED, near_multiples, quotient, rule
 from rlinf_lite.config.schema import Config, DataConfig
@@ -94,6 +94,22 @@ def _the_expert_labels_whole_chunks(config: Config, plan: Plan) -> Iterator[Prob
     elif (data.stride or (1 if data.source == "folder" else chunk)) != chunk:
         text = "in rounds of DAgger the expert says a chunk at each of the student's decisions, and chunks that begin"
         yield Problem("data.stride", f"{text} between these would be no plan of its. Set it to {chunk}")
+
+
+@rule("data", "runner.task_type", "model.id", kinds=TRAINED)
+def _recap_fits(config: Config, plan: Plan) -> Iterator[Problem]:
+    data, key = config.data, "data.recap.rounds"
+    if not data.recap.rounds:
+        return
+    if config.runner.task_type != "sft":
+        text = f"is {data.recap.rounds}, and RECAP is imitation. Set runner.task_type to sft, or leave this out"
+        yield Problem(key, text)
+    if data.dagger.rounds:
+        yield Problem(key, "and data.dagger.rounds are both set, and a round is of one of the two. Set one to 0")
+    card = policy_card_of(config)
+    if card is not None and not card.reads_condition:
+        text = f"{config.model.id} has no prompt with RECAP's condition. Use pi0, pi05 or smolvla"
+        yield Problem("model.id", text)
 
 
 @rule("data.teacher_dir", "env.id", "env.options", "model.num_action_chunks", kinds=DEMONSTRATED)

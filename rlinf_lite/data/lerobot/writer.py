@@ -194,6 +194,30 @@ def publish(directory: Path, fps: int, robot_type: str | None, more_meta: Mappin
     return info
 
 
+def add_columns(directory: Path, columns: Mapping[str, NDArray[Any]]) -> None:
+    """Add columns of numbers [F], a value for each frame, to the tables of a published dataset, or replace them. Each
+    file is replaced as a whole, `meta/info.json` last."""
+    features = {key: Feature(values.dtype.name, (1,)) for key, values in columns.items()}
+    before = 0
+    for file in sorted(directory.glob("data/*/*.parquet")):
+        with pq.ParquetFile(file) as opened:
+            table = opened.read()
+        table = table.drop_columns([key for key in columns if key in table.column_names])
+        for key, values in columns.items():
+            table = table.append_column(key, _column(features[key], values[before : before + len(table)]))
+        before += len(table)
+        partial = file.with_suffix(".partial")
+        pq.write_table(table, partial)
+        os.replace(partial, file)
+    changed = {name: json.loads((directory / "meta" / name).read_text()) for name in ("stats.json", "info.json")}
+    changed["stats.json"] |= {key: statistics.of_numbers(values[:, None]) for key, values in columns.items()}
+    changed["info.json"]["features"] |= {key: feature.as_json() for key, feature in features.items()}
+    for name, content in changed.items():
+        partial = directory / "meta" / f"{name}.partial"
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        os.replace(partial, directory / "meta" / name)
+
+
 class _Tables:
     """Writes the files below `data/`, episode by episode."""
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from rlinf_lite.cards import (
     NO_STATE,
     Float,
+    NonNegativeFloat,
     NonNegativeInt,
     Observed,
     PolicyCard,
@@ -22,6 +23,7 @@ from rlinf_lite.cards import (
 )
 from rlinf_lite.config.resources import policy_config, tokenizer_dirs
 from rlinf_lite.config.rules.cards import imitates_no_state, long_prompt, task_sentences
+from rlinf_lite.models.conditions import conditioned
 from rlinf_lite.models.flow.config import (
     LeRobotRules,
     changed_settings,
@@ -86,6 +88,9 @@ class FlowOptions(Section):
     """Number of tokens that every prompt is padded to. null: the checkpoint's."""
     long_prompts: Literal["error", "cut"] = "error"
     """Prompts longer than max_prompt_length: error, or cut, which drops the end silently, as in the published code."""
+    guidance: NonNegativeFloat | None = None
+    """w: prompts have RECAP's condition, and the policy acts with the positive one and the velocity
+    (1 - w) v_plain + w v_conditioned; 1 takes one pass, other values two. null: the checkpoint's; no condition."""
     trainable: Literal["all", "expert"] = "all"
     """expert: the vision-language model keeps its weights."""
     keep_prefix: bool = False
@@ -106,6 +111,7 @@ class Flow(PolicyCard):
     """The common base of the three families' cards."""
 
     Options = FlowOptions
+    reads_condition = True
     free_options = ("gradient_checkpointing", "long_prompts")
 
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
@@ -146,6 +152,9 @@ class Flow(PolicyCard):
             return
         wanted = {**model.options.lora.model_dump(), "trainable": model.options.trainable}
         yield from other_adapters(cfg.lora, wanted, "FlowPolicy")
+        if config.data.recap.rounds and cfg.guidance is None:
+            text = "is null, and RECAP trains prompts with a condition. Set it to 1, to act with the positive one"
+            yield Problem("model.options.guidance", text)
         if cfg.long_prompts == "error":
             yield from self._long_prompts(config, cfg)
         if cfg.state_dim and (cfg.state_in_prompt or cfg.family != "pi05") and imitates_no_state(config):
@@ -167,7 +176,8 @@ class Flow(PolicyCard):
             return
         if encoder is not None:
             state = -np.ones(cfg.state_dim)
-            count = lambda sentence: len(encoder.ids(*prompt_text(sentence, state, cfg)))  # noqa: E731
+            said = (lambda text: text) if cfg.guidance is None else lambda text: conditioned([text])[0]
+            count = lambda sentence: len(encoder.ids(*prompt_text(said(sentence), state, cfg)))  # noqa: E731
             yield from long_prompt(config, cfg.max_prompt_length, count)
 
     def notes(self, directory: Path, model: ModelConfig | None, seen: Observed | None = None) -> Iterator[str]:

@@ -108,6 +108,10 @@ class FlowConfig:
     state_in_prompt: bool = False
     long_prompts: Literal["error", "cut"] = "error"
 
+    guidance: float | None = None
+    """w: the policy acts with RECAP's positive condition in its prompt, and v = (1 - w) v_plain + w v_conditioned.
+    None: its prompts have no condition."""
+
     # statistics
     state_norm: Norm = "mean_std"
     action_norm: Norm = "mean_std"
@@ -228,6 +232,7 @@ def with_run_settings(cfg: FlowConfig, model: ModelConfig) -> FlowConfig:
         "lerobot_preprocessing": rules or ("v0.5" if cfg.knows_lerobots_rules else None),
         "max_prompt_length": options.max_prompt_length,
         "long_prompts": options.long_prompts,
+        "guidance": options.guidance,
         "value_hidden_sizes": None if options.value_hidden_sizes is None else tuple(options.value_hidden_sizes),
     }
     for name in ("action_dim", "state_dim"):
@@ -265,6 +270,7 @@ def changed_settings(before: FlowConfig, after: FlowConfig, published: bool) -> 
     """Settings in which a run differs from the training of its policy, a line each. `published`: settings of
     exploration are left out, as a published policy has none."""
     names = ["num_steps", "horizon"]
+    names += ["guidance"] * (before.guidance is not None)
     if not published:
         names += ["num_action_chunks", "delta_dims", "state_in_prompt", "method"]
         names += {

@@ -31,6 +31,7 @@ from rlinf_lite.models.base import (
     row_noise_keys,
     tokenizer_files,
 )
+from rlinf_lite.models.conditions import CONDITION, conditioned
 from rlinf_lite.models.flow import formats
 from rlinf_lite.models.flow.card import Pi0, Pi05, SmolVLA
 from rlinf_lite.models.flow.config import (
@@ -164,7 +165,7 @@ class FlowPolicy(Policy):
     def _act(self, inputs: dict[str, Tensor], noise: Tensor, chosen: Tensor, mode: Mode) -> dict[str, Tensor]:
         """The fields of a `Chain`, and with mode train the `values`."""
         prefix = self._prefix(inputs)
-        chain = self.sampler.follow(self._velocity(prefix, inputs["state"]), noise, chosen, mode)
+        chain = self.sampler.follow(self._guided(prefix, inputs), noise, chosen, mode)
         return vars(chain) | ({"values": self._values(prefix)} if mode == "train" else {})
 
     def release(self) -> None:
@@ -174,7 +175,8 @@ class FlowPolicy(Policy):
         return self._values(self._prefix(self._inputs(obs)))
 
     def _inputs(self, obs: Mapping[str, Any], device: torch.device | None = None) -> dict[str, Tensor]:
-        """Pictures uint8 by slot, padded prompts, and the padded state in the network's units."""
+        """Pictures uint8 by slot, padded prompts, and the padded state in the network's units. With guidance prompts
+        have conditions, and where it takes two passes the prompts without are there too."""
         cfg, given = self.cfg, obs.get("images", {})
         device = device or self.network.action_in_proj.weight.device
         problem = unseen_cameras(cfg, given)
@@ -192,7 +194,15 @@ class FlowPolicy(Policy):
                 text = f"{name} has {len(images)} rows, and there are {len(instructions)} instructions"
                 raise ObservationError(text)
         state = self.states.normalize(read_state(obs, cfg, len(instructions)))
-        inputs["tokens"], inputs["token_mask"] = self.prompts.encode(instructions, state)
+        given_conditions = obs.get(CONDITION)
+        if cfg.guidance is None:
+            texts = instructions
+        else:
+            texts = conditioned(instructions, given_conditions)
+            if cfg.guidance != 1 and given_conditions is None:
+                plain = self.prompts.encode(instructions, state)
+                inputs["plain_tokens"], inputs["plain_token_mask"] = plain
+        inputs["tokens"], inputs["token_mask"] = self.prompts.encode(texts, state)
         inputs["state"] = padded(torch.tensor(state), cfg.max_state_dim)
         return {name: x.to(device) for name, x in inputs.items()}
 
@@ -236,6 +246,22 @@ class FlowPolicy(Policy):
 
         return velocity
 
+    def _guided(self, prefix: Prefix, inputs: Mapping[str, Tensor]) -> Velocity:
+        """The velocity given `prefix`, that of `inputs`; with plain prompts among these, (1 - w) times theirs plus w
+        times that, where w is `cfg.guidance`."""
+        velocity, w = self._velocity(prefix, inputs["state"]), self.cfg.guidance
+        if w is None or "plain_tokens" not in inputs:
+            return velocity
+        plain_prompts = {"tokens": inputs["plain_tokens"], "token_mask": inputs["plain_token_mask"]}
+        read = self.network.with_state(self._read({**inputs, **plain_prompts}), inputs["state"])
+        plain = self._velocity(read, inputs["state"])
+
+        def guided(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor | None]:
+            v, std = velocity(x, t)
+            return (1 - w) * plain(x, t)[0] + w * v, std
+
+        return guided
+
     def _values(self, prefix: Prefix) -> Tensor:
         values: Tensor = self.value_head(prefix.mean)
         return values
@@ -248,7 +274,7 @@ class FlowPolicy(Policy):
 
     def forward(self, forward_inputs: dict[str, Tensor]) -> PolicyOutput:
         prefix = self._prefix(forward_inputs)
-        velocity = self._velocity(prefix, forward_inputs["state"])
+        velocity = self._guided(prefix, forward_inputs)
         logprobs, entropy = self.sampler.score(velocity, forward_inputs["visited"], forward_inputs["step"])
         return PolicyOutput(self._executed(logprobs), self._executed(entropy), self._values(prefix))
 
