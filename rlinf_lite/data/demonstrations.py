@@ -44,18 +44,7 @@ PROVENANCE = "rlinf_lite.json"
 FRAMES = ".frames"
 """The folder of decoded frames in a dataset's folder, unless `data.cache_dir` names another."""
 _PACKAGES = ("numpy", "torch", "gymnasium")
-_NOT_MADE_FROM = {
-    "teacher_mode",
-    "dagger",
-    "recap",
-    "demos_dir",
-    "source",
-    "keys",
-    "stride",
-    "cache_dir",
-    "pictures",
-    "fps",
-}
+_NOT_MADE_FROM = {"dagger", "recap", "demos_dir", "source", "keys", "stride", "cache_dir", "pictures", "fps"}
 
 
 class DemonstrationError(LeRobotError):
@@ -436,8 +425,6 @@ def recipe(cfg: Config) -> dict[str, Any]:
         **{f"data.{name}": value for name, value in data.model_dump(exclude=_NOT_MADE_FROM).items()},
         "data.teacher_dir": data.teacher_dir and _policy_digest(Path(data.teacher_dir)),
     }
-    if data.teacher_mode == "greedy":  # datasets from before this key do not name it
-        del made_from["data.teacher_mode"]
     content: dict[str, Any] = json.loads(json.dumps(made_from))
     return content
 
