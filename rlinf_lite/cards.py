@@ -122,6 +122,8 @@ class EstimatorNeeds:
     """Episodes that are not cut."""
     greedy: bool = False
     """The score of a greedy answer to the same prompt."""
+    teacher: bool = False
+    """A loss that learns from a teacher, because these advantages are 0."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,8 @@ class LossNeeds:
     """`algorithm.clip_ratio_low` below 1. A larger one has no effect: a ratio is never below 0, and a probability
     cannot fall by more than 1."""
     unread: tuple[str, ...] = ()
-    """Keys of `algorithm` that other losses read but this one does not; setting one is a mistake."""
+    """Keys of `algorithm` that other losses read but this one does not; setting one is a mistake. With `adv_type` among
+    them it reads no advantages."""
     teacher: bool = False
     """The log-probabilities of a teacher (`teacher.model_dir`)."""
 

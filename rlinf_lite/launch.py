@@ -101,7 +101,7 @@ def _launch(
 ) -> Runner:
     """Launch the groups and return the runner that drives them, ready to run; without a claim, ready to evaluate."""
     kind: str = "eval" if claim is None else cfg.runner.task_type
-    is_async = cfg.runner.mode == "async"
+    is_async = claim is not None and cfg.runner.mode == "async"
     runner: Runner
     if isinstance(cfg, ReasoningConfig):
         from rlinf_lite.workers.reasoning import launch_roles  # either kind of run does without the other's workers

@@ -326,7 +326,7 @@ ESTIMATORS = Registry(
         "reinforce_plus_plus": Entry(
             "rlinf_lite.algorithms.advantages:reinforce_plus_plus", EstimatorNeeds(whole_episodes=True)
         ),
-        "opd": Entry("rlinf_lite.algorithms.advantages:opd", EstimatorNeeds()),
+        "opd": Entry("rlinf_lite.algorithms.advantages:opd", EstimatorNeeds(teacher=True)),
         "reinforce_plus_plus_baseline": Entry("rlinf_lite.algorithms.advantages:reinforce_plus_plus_baseline", _GROUPS),
     },
 )
@@ -347,7 +347,7 @@ LOSSES = Registry(
         ),
         "opd": Entry(
             "rlinf_lite.algorithms.losses:opd",
-            LossNeeds(clips_below=True, unread=("behaviour_kl_coef",), teacher=True),
+            LossNeeds(clips_below=True, unread=("behaviour_kl_coef", "adv_type"), teacher=True),
         ),
     },
 )

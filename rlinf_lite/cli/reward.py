@@ -16,6 +16,7 @@ from rlinf_lite.registry import install_command, is_installed
 
 _FRAMES = ".frames"
 PRINT_INTERVAL_S = 5.0
+_LOW_AUC, _FEW = 0.95, 50  # below, a note says what it means
 
 
 def reward(arguments: Sequence[str]) -> int:
@@ -131,7 +132,10 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
         f"{counts['num_episodes']:,} episodes of {counts['num_frames']:,} frames, {logged.labels.mean():.1%} successes"
     )
     used = [f"{len(split.training):,} train", f"{len(split.calibration):,} calibrate", f"{len(split.test):,} test"]
+    held_out = round(given.held_out / 2 * logged.num_episodes)
     print(f"  {', '.join(used)}, with no episode in two of these", flush=True)
+    if held_out < _FEW:
+        print(f"note: calibration and test are of {held_out} episodes each, and their figures are rough", flush=True)
     classifier = success.train(
         logged,
         split.training,
@@ -153,5 +157,7 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
     print(f"    calibration error {found['calibration_error_before']:.4f} -> {found['calibration_error']:.4f}")
     print(f"    negative log-likelihood {found['nll_before']:.4f} -> {found['nll']:.4f}")
     print(f"trained in {time.monotonic() - started:.0f} s", flush=True)
+    if found["auc"] < _LOW_AUC or found["nll"] > max(found["nll_before"], math.log(2)):
+        print("note: this tells success from failure too badly to learn by. Collect more episodes, or train longer")
     settings = {name: getattr(given, name) for name in ("updates", "seed", "held_out", "threshold")}
     classifier.save_pretrained(directory, {"figures": found, "data": counts, "settings": settings})

@@ -100,10 +100,11 @@ def reads_demonstrations(config: Any) -> bool:
     return bool(kind == "sft" or (kind == "off_policy" and config.replay.shares.get("demonstrations", 0.0) > 0))
 
 
-def plays_in_training(config: Any) -> bool:
-    """Whether a run plays in environments besides those of its evaluation."""
+def builds_training_envs(config: Any) -> bool:
+    """Whether a run builds the environments of training: if it plays in them, or evaluates in none."""
     kind, data = config.runner.task_type, config.data
-    return kind != "eval" and (kind != "sft" or data.source != "folder" or data.rounds.rounds > 0)
+    plays = kind != "sft" or data.source != "folder" or data.rounds.rounds > 0
+    return kind != "eval" and (plays or config.runner.val_check_interval <= 0)
 
 
 def max_staleness(config: Any) -> int:

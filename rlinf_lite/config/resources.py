@@ -109,10 +109,13 @@ def classifier_config(path: str | Path) -> dict[str, Any]:
     if not file.is_file():
         text = f"no success classifier in {str(path)!r} (looked for {file.absolute()})"
         raise ValueError(f"{text}. Name the folder that rlinf-lite reward has written")
-    content: dict[str, Any] = json.loads(file.read_text())
-    if content.get("classifier") != "success":
+    content = json.loads(file.read_text())
+    is_one = isinstance(content, dict) and content.get("classifier") == "success" and "vocabulary" in content
+    cameras = content.get("cameras") if is_one else None
+    if not isinstance(cameras, dict) or not cameras or not all(isinstance(x, list) for x in cameras.values()):
         raise ValueError(f"{str(path)!r} is no success classifier. Name a folder that rlinf-lite reward has written")
-    return content
+    found: dict[str, Any] = content
+    return found
 
 
 def classifier_misfit(trained: Mapping[str, Sequence[int]], given: Mapping[str, Sequence[int]]) -> str | None:

@@ -354,7 +354,8 @@ class StepRewardConfig(Section):
     """success_classifier: its value is 1 if the probability of success is at least this, else 0."""
     relative: bool = True
     """The reward is the function's value after the chunk minus that before it, so that an episode's rewards add up to
-    its last value, and it does not pay to stay in a success or to repeat it. false: the value after the chunk."""
+    its last value minus its first, and it does not pay to stay in a success or to repeat it. false: the value after the
+    chunk."""
 
 
 class TrainSplitConfig(EnvSplitConfig):

@@ -36,7 +36,7 @@ class ObservedReward:
         found, batch = np.asarray(self._function(obs)), num_rows(obs)
         if found.shape != (batch,):
             said = f"{found.dtype} {list(found.shape)}"
-        elif found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+        elif found.dtype.kind not in "biuf" or not (np.abs(found) <= np.finfo(np.float32).max).all():  # or NaN
             said = f"{found.tolist()!r:.200}"
         else:
             return found.astype(np.float32)

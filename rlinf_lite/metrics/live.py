@@ -78,6 +78,8 @@ HEADLINES = (
     Headline("train/actor/sft_loss", "sft loss", number, "loss {}"),
     Headline("perf/samples_per_s", "samples/s", number, "{} samples/s"),
     Headline("train/actor/policy_loss", "policy loss", number, "loss {}"),
+    Headline("train/critic/critic_loss", "critic loss", number, "critic loss {}"),
+    Headline("train/actor/teacher_kl", "KL to the teacher", number, "teacher_kl {}"),
     Headline("train/actor/approx_kl", "kl", number, "kl {}"),
     Headline("train/actor/clip_fraction", "clipped", percent),
     Headline("train/actor/entropy", "entropy"),

@@ -117,6 +117,12 @@ class SuccessReward:
         self._threshold = settings.threshold
 
     def __call__(self, obs: Obs) -> NDArray[np.float32]:
+        """The reward [B]. Raises StepRewardError if an instruction has words that no episode of training had."""
+        known = {*self._classifier.vocabulary}
+        for sentence in {*obs.get("instruction", [])}:
+            if unknown := [word for word in words_of(sentence) if word not in known]:
+                text = f"the classifier does not know {', '.join(map(repr, unknown))} of the instruction {sentence!r}"
+                raise StepRewardError(f"env.train.reward: {text}. Train one on episodes of this task")
         return (self._classifier.probabilities(obs) >= self._threshold).astype(np.float32)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rlinf_lite.cards import Observed
-from rlinf_lite.config.names import fused_roles, max_staleness, plays_in_training, roles_of
+from rlinf_lite.config.names import builds_training_envs, fused_roles, max_staleness, roles_of
 from rlinf_lite.config.plan import Plan, ReasoningPlan, observed, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory, start_dir
@@ -193,7 +193,7 @@ def _embodied(plan: Plan) -> Estimate:
     found.models = {"policy": counts}
 
     env, ranks = config.env, {name: plan.size(name) or 1 for name in ("env", "rollout", "actor")}
-    trained_in = env.train.num_envs if plays_in_training(config) else 0
+    trained_in = env.train.num_envs if builds_training_envs(config) else 0
     own_envs = -(-(trained_in + evaluated_at_once(plan)) // ranks["env"])
     simulator, each_env = of_simulator or (0, 0)
     hosts = {
@@ -264,7 +264,7 @@ def _reasoning(plan: ReasoningPlan) -> Estimate:
         for name, (kind, directory) in models.items():
             model = found.attempt(
                 f"parameters of the {name} could not be counted without building it",
-                partial(language_model, kind, directory, config),
+                partial(language_model, kind, directory, config, adapts=name == "model"),
             )
             if model is None:
                 return found

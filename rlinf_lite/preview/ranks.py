@@ -135,8 +135,11 @@ def policy_passes(plan: Plan, policy: Policy, spec: EnvSpec, meter: Meter) -> tu
 # measured on fake tensors: language models
 
 
-def language_model(kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig) -> LanguageModel:
-    """Build the model as the run does, but only from `config.json`, without weights."""
+def language_model(
+    kind: type[LanguageModel], directory: str | Path | None, config: ReasoningConfig, adapts: bool
+) -> LanguageModel:
+    """Build the model as the run does, but only from `config.json`, without weights. `adapts`: it gets adapters by
+    `model.lora`."""
     from rlinf_lite.models.text.causal_lm import CausalLM, saved_adapters  # loads transformers
 
     settings = preset(config.model.size)
@@ -148,7 +151,8 @@ def language_model(kind: type[LanguageModel], directory: str | Path | None, conf
     if kind is CausalLM:
         if directory is not None and (policy_directory(directory) / ADAPTER).is_dir():
             model.add_adapters(saved_adapters(policy_directory(directory) / ADAPTER))
-        model.add_adapters(config.model.lora.model_dump())
+        if adapts:
+            model.add_adapters(config.model.lora.model_dump())
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     return model

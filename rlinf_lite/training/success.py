@@ -77,9 +77,9 @@ def read_logged(directories: Sequence[Path], root: Path, report: Callable[[str, 
 
     Raises:
         LeRobotError: if one lacks pictures or `next.success`, or has other cameras than the first; if no episode of
-            all fails, or none succeeds, or no frame shows it.
+            all fails, or none succeeds, or no frame shows it; if one is named twice, or has other values than 0 and 1.
     """
-    parts, succeeded = list[Frames](), list[NDArray[np.bool_]]()
+    parts, decoded, succeeded = list[Frames](), list[Path](), list[NDArray[np.bool_]]()
     for directory in directories:
         dataset = LeRobotDataset(directory)
         features = dataset.info.features
@@ -91,8 +91,17 @@ def read_logged(directories: Sequence[Path], root: Path, report: Callable[[str, 
                 text = f"{directory} has no column {key}, which {why}"
                 raise LeRobotError(f"{text}. Collect episodes with rlinf-lite collect, or add that column")
         dataset.check([SUCCESS])
-        succeeded += [columns[SUCCESS][:, 0].astype(bool) for _, columns in dataset.rows([SUCCESS])]
-        parts.append(Frames(decode(dataset, Keys(cameras, None, ACTION), root, report, "--out")))
+        found = np.concatenate([columns[SUCCESS][:, 0] for _, columns in dataset.rows([SUCCESS])])
+        if len(odd := np.flatnonzero((found != 0) & (found != 1))):
+            text = f"{directory}: {SUCCESS} of frame {odd[0]} is {found[odd[0]]}, neither true nor false"
+            raise LeRobotError(f"{text}. Leave out what is not known")
+        frames = decode(dataset, Keys(cameras, None, ACTION), root, report, "--out")
+        if frames in decoded:
+            text = f"{directory} is named twice, or is a copy of another"
+            raise LeRobotError(f"{text}, so that its episodes would be in two parts. Name it once")
+        decoded.append(frames)
+        succeeded.append(found.astype(bool))
+        parts.append(Frames(frames))
         first, other = ({camera: x.shape[1:3] for camera, x in part.images.items()} for part in (parts[0], parts[-1]))
         if first != other:
             text = f"{directory} has pictures {other}, and {directories[0]} {first}"

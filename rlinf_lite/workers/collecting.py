@@ -47,8 +47,8 @@ class _Played:
 
     frames: list[dict[str, Any]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    successes: list[bool] = field(default_factory=list)
-    """Whether each action led to success; empty if the environment does not say it of every step."""
+    successes: list[float] = field(default_factory=list)
+    """After each action 1: success, 0: none, -1: not reported; empty if the environment never says it."""
     record: EpisodeRecord | None = None
 
 
@@ -88,8 +88,9 @@ class Collector:
         self._plays_alone = student is not None and cfg.data.recap.rounds > 0
         self._first_episode = first_episode
         self._num_episodes = cfg.data.num_episodes if student is None else cfg.data.rounds.episodes
-        features = features_of(cfg, spec, hasattr(env, "last_success"))
-        self._writer = PartWriter(directory / PARTS / f"rank_{rank:03d}", features, fps_of(cfg))
+        self._directory, self._spec = directory / PARTS / f"rank_{rank:03d}", spec
+        self._writer: PartWriter | None = None
+        """None until the first episodes have shown whether success is reported at every step."""
         self.records: list[EpisodeRecord] = []
         """Records of the episodes played so far; their `env_id` is the number of the episode."""
         self.num_env_steps = 0
@@ -109,15 +110,23 @@ class Collector:
                 break
             obs = self._play_chunk(env, obs, episodes, decision, running, played)
             self.on_progress()
+        writer = self._opened(any(success >= 0 for episode in played for success in episode.successes[:1]))
         for episode in played:
             if episode.record is not None and (keeps_all or episode.record.success_once):
-                self._writer.add(_episode(episode, episode.record))
+                writer.add(_episode(episode, episode.record))
                 self.on_progress()
 
     def finish(self) -> dict[str, Any]:
         """Finish this part of the dataset. Returns the episode records and the number of env steps."""
-        self._writer.finish()
+        self._opened(reports_steps=False).finish()
         return {"episodes": self.records, "num_env_steps": self.num_env_steps}
+
+    def _opened(self, reports_steps: bool) -> PartWriter:
+        """The writer of this part, opened at the first call."""
+        if self._writer is None:
+            features = features_of(self._cfg, self._spec, reports_steps)
+            self._writer = PartWriter(self._directory, features, fps_of(self._cfg))
+        return self._writer
 
     def _play_chunk(
         self, env: VecEnv, obs: Obs, episodes: np.ndarray, decision: int, running: np.ndarray, played: list[_Played]
@@ -145,7 +154,7 @@ class Collector:
                 played[row].frames.append({**_frame(obs, row), ACTION: action[row].astype(np.float32)})
                 played[row].rewards.append(float(result.rewards[row, 0]))
                 if success is not None:
-                    played[row].successes.append(bool(success[row] > 0))
+                    played[row].successes.append(float(success[row]))
                 self.num_env_steps += 1
             for record in result.episodes:
                 if running[record.env_id]:
@@ -265,6 +274,6 @@ def _episode(played: _Played, record: EpisodeRecord) -> Episode:
     columns["next.reward"] = np.array(played.rewards, np.float32)[:, None]
     columns["next.done"] = (np.arange(length) == length - 1)[:, None]
     if played.successes:
-        columns[SUCCESS] = np.array(played.successes)[:, None]
+        columns[SUCCESS] = np.array(played.successes)[:, None] > 0
     facts = {"seed": record.seed, "success": bool(record.success_once)}
     return Episode(record.env_id, columns, [frame["task"] for frame in frames], facts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from rlinf_lite.config import Config
-from rlinf_lite.config.names import plays_in_training
+from rlinf_lite.config.names import builds_training_envs
 from rlinf_lite.config.plan import kept_scenes
 from rlinf_lite.envs import (
     ChunkedEnv,
@@ -153,7 +153,7 @@ class EnvWorker(Worker):
         """
         self.layout, self.next_step = layout, 0
         self.eval_layout = layout.of_evaluation(self.cfg.env.eval.num_envs)
-        if not plays_in_training(self.cfg):
+        if not builds_training_envs(self.cfg):
             self.stages = self.eval_stages = self._build_stages("eval", self.eval_layout)
         else:
             self.stages = self._build_stages("train", layout)

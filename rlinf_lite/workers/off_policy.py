@@ -145,11 +145,16 @@ class OffPolicyActor(EmbodiedFSDPActor):
             if not self.cfg.env.train.auto_reset:  # the next step begins new episodes: no outcome of theirs is of these
                 block.ended[:, -1] = True
             flags = self._all_gather(torch.from_numpy(flags_of(block))).numpy()
-            self.replay.add(step, block, flags)
-            if self.cfg.runner.mode == "sync":
-                return {}
             staleness = (self.version - self._all_gather(versions)).double()
-        return {"async/staleness_mean": float(staleness.mean()), "async/staleness_max": float(staleness.max())}
+            rewards = self._all_gather(block.rewards)[self._all_gather(block.mask)]
+            metrics = {"rollout/rewards": float(rewards.double().mean())} if len(rewards) else {}
+            self.replay.add(step, block, flags)  # last, as one rank's disk may be full
+        if self.cfg.runner.mode == "sync":
+            return metrics
+        return metrics | {
+            "async/staleness_mean": float(staleness.mean()),
+            "async/staleness_max": float(staleness.max()),
+        }
 
     def run_training(self, step: int | None = None) -> dict[str, Any]:
         """Train `updates_per_step` times on batches from the replay buffer. Returns `train/*` and `replay/*` metrics,

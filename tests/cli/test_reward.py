@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from rlinf_lite.config import ConfigError, load_config
+from rlinf_lite.config.schema import StepRewardConfig
 from rlinf_lite.data.lerobot import writer
 from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
 from rlinf_lite.data.lerobot.layout import Feature, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
+from rlinf_lite.envs import Obs, StepRewardError
+from rlinf_lite.models.success import SuccessClassifier, SuccessReward
 from rlinf_lite.training.success import read_logged
 from tests.runners.conftest import read_metrics
 from tests.runners.test_flow_runs import PPO as SMALL_TABLETOP
@@ -105,6 +112,42 @@ def test_several_datasets_are_joined(tmp_path: Path) -> None:
         read_logged([directories[0], other], tmp_path / "frames", lambda *_: None)
 
 
+def test_a_dataset_that_is_named_twice_and_success_that_is_not_known_are_refused(tmp_path: Path) -> None:
+    one = written_dataset(tmp_path / "one", [WON, LOST])
+    for again in (one, shutil.copytree(one, tmp_path / "copied")):
+        with pytest.raises(LeRobotError, match=r"is named twice, or is a copy of another"):
+            read_logged([one, again], tmp_path / "frames", lambda *_: None)
+    [file] = (one / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    info = json.loads((one / "meta" / "info.json").read_text())
+    info["features"]["next.success"]["dtype"] = "float32"
+    (one / "meta" / "info.json").write_text(json.dumps(info))
+    for odd in (-1.0, math.nan):
+        column = pa.array([0.0, 1.0, odd, *[0.0] * 5], pa.float32())
+        pq.write_table(table.set_column(table.column_names.index("next.success"), "next.success", column), file)
+        with pytest.raises(LeRobotError, match=r"next\.success of frame 2 is (-1\.0|nan), neither true nor false"):
+            read_logged([one], tmp_path / "frames", lambda *_: None)
+
+
+def test_words_that_no_episode_of_training_had_are_an_error(tmp_path: Path) -> None:
+    SuccessClassifier({"top": (8, 8)}, ["lift", "the", "block"]).save_pretrained(tmp_path, {})
+    reward = SuccessReward(StepRewardConfig(id="success_classifier", model_dir=str(tmp_path)))
+    obs = Obs(images={"top": np.zeros((2, 8, 8, 3), np.uint8)}, instruction=["Lift the block."] * 2)
+    assert reward(obs).shape == (2,)
+    obs["instruction"][1] = "push the block"
+    with pytest.raises(StepRewardError, match=r"does not know 'push' of the instruction 'push the block'"):
+        reward(obs)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '"x"', '{"classifier": "success"}', '{"classifier": "success", "vocabulary": [], "cameras": [1]}']
+)
+def test_a_folder_that_is_no_classifier_is_said_with_the_config(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"env\.train\.reward\.model_dir: .* is no success classifier"):
+        load_config("tabletop_classifier_ppo_vla", [f"env.train.reward.model_dir={tmp_path}"])
+
+
 def read_logged_alone(directory: Path, root: Path) -> Frames:
     return Frames(decode(LeRobotDataset(directory), Keys({"top": "observation.images.top"}, None, "action"), root))
 
@@ -180,6 +223,11 @@ def test_wrong_arguments_are_refused(
             "tabletop_classifier_ppo_vla",
             ["env.train.reward.id=success"],
             "env.train.reward.id: nothing is registered as 'success'. Did you mean success_classifier?",
+        ),
+        (
+            "tabletop_ppo_vla",
+            ["env.train.reward.id=math:pi", "env.train.ignore_terminations=true"],
+            "env.train.reward.id: math:pi is 3.14159",
         ),
         ("tabletop_sft_vla", BY_IT, "env.train.reward.id: is success_classifier, and imitation reads no rewards"),
         (

@@ -78,13 +78,22 @@ def column(obs):
     return obs["state"][:, :1]
 
 
+def beyond_float32(obs):
+    return np.full(len(obs["state"]), 1e300)
+
+
 def not_a_number(obs):
     return np.full(len(obs["state"]), np.nan)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("scalar", r"float64 \[\]"), ("column", r"float32 \[2, 1\]"), ("not_a_number", r"\[nan, nan\]")],
+    [
+        ("beyond_float32", r"\[1e\+300, 1e\+300\]"),
+        ("scalar", r"float64 \[\]"),
+        ("column", r"float32 \[2, 1\]"),
+        ("not_a_number", r"\[nan, nan\]"),
+    ],
 )
 def test_what_is_no_number_per_row_is_refused(name, said):
     with pytest.raises(StepRewardError, match=rf"env.train.reward.id: the function returned {said}. Return 2 finite"):

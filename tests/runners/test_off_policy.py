@@ -15,9 +15,10 @@ from rlinf_lite.config import ConfigError
 from rlinf_lite.data.demonstrations import DemonstrationError
 from rlinf_lite.data.lerobot.frames import Frames
 from rlinf_lite.models import load_policy
-from rlinf_lite.runners import OffPolicyRunner
+from rlinf_lite.runners import AsyncOffPolicyRunner, OffPolicyRunner
 from rlinf_lite.runners.full_disk import DiskFullError
 from rlinf_lite.training.replay import DemonstratedTransitions, ReplayBuffer
+from rlinf_lite.workers import OffPolicyActor
 from tests.runners.conftest import OFF_POLICY_WORKERS, SMALL_SAC, read_metrics
 from tests.runners.counting_env import LENGTHS, LIMIT
 
@@ -128,6 +129,35 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_a_resume_ends_as_if_nothin
     resumed = begin("full", "runner.resume=auto").run()
     found, expected = (load_file(x.checkpoint / "policy" / "model.safetensors") for x in (resumed, whole))
     assert all(torch.equal(found[name], x) for name, x in expected.items())
+
+
+class FullOnOneRank(OffPolicyActor):
+    """Its second rank has no room from the third step on."""
+
+    def store_transitions(self, step):
+        if self.rank == 1 and step == 2:
+            add, self.replay.add = self.replay.add, self._full
+            try:
+                return super().store_transitions(step)
+            finally:
+                self.replay.add = add
+        return super().store_transitions(step)
+
+    def _full(self, *arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_disk_that_is_full_for_one_of_two_ranks_costs_no_completed_step(start, mode):
+    two = ["cluster.component_placement={actor: 0-1, rollout: 0-1, env: 0-1}", "actor.strategy=replicated"]
+    runner = start(*two, f"runner.mode={mode}", "runner.max_steps=4", "runner.save_interval=4", small=SMALL_SAC,
+                   config="gym_pendulum_sac_mlp", workers={**OFF_POLICY_WORKERS, "actor": FullOnOneRank},
+                   runner_class=AsyncOffPolicyRunner if mode == "async" else OffPolicyRunner)  # fmt: skip
+    with pytest.raises(DiskFullError, match=r"the replay buffer has no room"):
+        runner.run()
+    assert runner.store.newest().name == "step_000002"
 
 
 def test_no_outcome_is_that_of_another_steps_episode(start):

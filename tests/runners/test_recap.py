@@ -172,7 +172,7 @@ def test_config_errors(overrides, said):
 @pytest.mark.parametrize(
     ("config", "overrides", "said"),
     [
-        ("tabletop_sft_vla", [], "model.id: openvla has no prompt with RECAP's condition. Use pi0, pi05 or smolvla"),
+        ("tabletop_sft_vla", [], "model.id: openvla has no prompt with RECAP's condition. Use pi0 or pi05 or smolvla"),
         ("tabletop_ppo_flow", ["model.options.guidance=1", "model.options.max_prompt_length=32"], "RECAP is imitation"),
     ],
 )

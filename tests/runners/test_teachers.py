@@ -51,6 +51,20 @@ def test_a_language_model_comes_nearer_to_its_teacher(start_reasoning, tmp_path)
     assert abs(line["train/actor/teacher_kl"]) < 1e-5
 
 
+def test_a_teacher_keeps_its_own_adapters(start_reasoning, tmp_path):
+    more = ["sft.num_steps=2", "runner.save_interval=1", "runner.max_steps=1", "model.lora.rank=2"]
+    teacher = start_reasoning(*more, root=tmp_path / "teacher").run()
+    start_reasoning.stop()
+    opd = [
+        "algorithm.adv_type=opd",
+        "algorithm.loss_type=opd",
+        "model.lora.rank=4",
+        f"teacher.model_dir={teacher.run_dir}",
+    ]
+    lines = read_metrics(start_reasoning(*opd, "runner.max_steps=1", root=tmp_path / "student").run().run_dir)
+    assert any("train/actor/teacher_kl" in line for line in lines)
+
+
 def test_language_models_that_cannot_teach_are_named(start_reasoning, tmp_path):
     opd = ["algorithm.adv_type=opd", "algorithm.loss_type=opd"]
     for settings, said in (
@@ -58,10 +72,17 @@ def test_language_models_that_cannot_teach_are_named(start_reasoning, tmp_path):
         ([*opd, f"teacher.model_dir={tmp_path}"], r"teacher\.model_dir: .* holds no language model"),
         ([f"teacher.model_dir={tmp_path}"], r"teacher\.model_dir: is set, and ppo learns from no teacher"),
         ([*opd, "algorithm.kl={place: loss, coef: 0.1}"], r"kl\.place: is loss, and with opd the teacher is the only"),
-        (["algorithm.loss_type=opd", "algorithm.adv_type=gae"], r"adv_type: gae trains a critic"),
+        (["algorithm.loss_type=opd", "algorithm.adv_type=gae"], r"adv_type: is gae, whose advantages"),
+        (["algorithm.adv_type=opd"], r"loss_type: is ppo, and the advantages of algorithm\.adv_type: opd are all 0"),
+        ([*opd, "algorithm.filter_groups=true"], r"filter_groups: is true, which drops groups by their rewards"),
     ):
         with pytest.raises(ConfigError, match=said):
             start_reasoning(*settings)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 16}')
+    with pytest.raises(
+        ConfigError, match=r"teacher\.model_dir: .* has 16 positions, and sequences 12 \+ 16 = 28 tokens"
+    ):
+        start_reasoning(*opd, f"teacher.model_dir={tmp_path}")
     (tmp_path / "config.json").write_text("{}")
     for file in Path("assets/tiny_tokenizer").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -75,7 +96,8 @@ def test_teachers_that_cannot_teach_are_named(start, tmp_path):
         (OPD, r"teacher\.model_dir: is null, and opd learns from a teacher"),
         ([*OPD, f"teacher.model_dir={tmp_path}"], r"teacher\.model_dir: .* holds no policy"),
         (["teacher.model_dir=assets/tabletop_vla"], r"teacher\.model_dir: is set, and ppo learns from no teacher"),
-        (["algorithm.loss_type=opd", "teacher.model_dir=assets/tabletop_vla"], r"adv_type: gae trains a critic"),
+        (["algorithm.loss_type=opd", "teacher.model_dir=assets/tabletop_vla"], r"adv_type: is gae, whose advantages"),
+        (["algorithm.adv_type=opd"], r"loss_type: is ppo, and the advantages of algorithm\.adv_type: opd are all 0"),
         (
             [*OPD, "teacher.model_dir=assets/tabletop_vla"],
             r"is openvla with chunks of 4, and the student mlp_gaussian with",

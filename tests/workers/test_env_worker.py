@@ -209,9 +209,11 @@ def test_an_episode_that_never_ends_is_no_evaluation():
 
 def test_imitation_of_a_folder_builds_the_environments_of_its_evaluation_only():
     sizes = ["env.train.num_envs=8", "env.eval.num_envs=2", "rollout.pipeline_stage_num=1"]
-    dagger = DaggerConfig(rounds=1, interval=1)
-    for more, built in (({}, 8), ({"source": "folder"}, 2), ({"source": "folder", "dagger": dagger}, 8)):
-        cfg = load_config("embodiment/tabletop_sft_mlp", sizes)
+    dagger, never = DaggerConfig(rounds=1, interval=1), ["runner.val_check_interval=-1"]
+    folder = {"source": "folder"}
+    cases = [([], {}, 8), ([], folder, 2), ([], {**folder, "dagger": dagger}, 8), (never, folder, 8)]
+    for settings, more, built in cases:
+        cfg = load_config("embodiment/tabletop_sft_mlp", [*sizes, *settings])
         worker = Played(cfg.model_copy(update={"data": cfg.data.model_copy(update=more)}))
         worker.name, worker.rank, worker.sent = "env", 0, []
         worker.init(Layout(8, 1, 1, rollout_nodes=(0, 0), actor_nodes=(0,)))

@@ -93,7 +93,25 @@ def _loss_reads_what_is_set(config: Any, plan: Any) -> Iterator[Problem]:
             yield Problem(f"algorithm.{name}", f"{text}, or algorithm.loss_type to {' or '.join(readers)}")
 
 
-@rule("algorithm.loss_type", "algorithm.adv_type", "teacher.model_dir", kinds=TRAINED)
+@rule("algorithm.loss_type", "algorithm.adv_type", "algorithm.filter_groups", kinds=REINFORCED)
+def _distillation_reads_no_rewards(config: Any, plan: Any) -> Iterator[Problem]:
+    loss, estimator = config.algorithm.loss_type, config.algorithm.adv_type
+    needs = loss_needs_of(config)
+    if needs_of(config).teacher and not needs.teacher:
+        losses = " or ".join(name for name in registry.LOSSES.names() if registry.loss_needs(name).teacher)
+        text = f"is {loss}, and the advantages of algorithm.adv_type: {estimator} are all 0. Set it to {losses}, or"
+        yield Problem("algorithm.loss_type", f"{text} adv_type to another estimator")
+    if "adv_type" not in needs.unread:
+        return
+    if not needs_of(config).teacher:
+        zero = " or ".join(name for name in registry.ESTIMATORS.names() if registry.estimator_needs(name).teacher)
+        yield Problem("algorithm.adv_type", f"is {estimator}, whose advantages {loss} does not read. Set it to {zero}")
+    if config.algorithm.filter_groups:
+        text = f"is true, which drops groups by their rewards, and {loss} reads none. Set it to false"
+        yield Problem("algorithm.filter_groups", text)
+
+
+@rule("algorithm.loss_type", "teacher.model_dir", kinds=TRAINED)
 def _teacher_for_those_who_learn_from_one(config: Config, plan: Plan) -> Iterator[Problem]:
     loss, directory = config.algorithm.loss_type, config.teacher.model_dir
     asks = config.runner.task_type == "embodied" and loss_needs_of(config).teacher
@@ -115,9 +133,6 @@ def _teacher_for_those_who_learn_from_one(config: Config, plan: Plan) -> Iterato
         }
         why = learns.get(config.runner.task_type, f"{loss} learns from no teacher")
         yield Problem("teacher.model_dir", f"is set, and {why}. Leave it out")
-    if asks and needs_of(config).values:
-        text = f"{config.algorithm.adv_type} trains a critic on rewards, which {loss} does not read. Set it to the"
-        yield Problem("algorithm.adv_type", f"{text} estimator of the same name")
 
 
 @rule("algorithm.loss_type", "algorithm.logprob_type", "model.id", kinds=("embodied",))

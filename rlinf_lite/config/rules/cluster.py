@@ -62,8 +62,9 @@ def _local_runtime_restarts_nothing(config: BaseConfig, plan: Any) -> Iterator[P
 def _roles_can_share(config: BaseConfig, plan: Any) -> Iterator[Problem]:
     key, roles, known = "cluster.fuse", fused_roles(config), SHARING[config.runner.task_type]
     unknown = [role for role in roles if role not in known]
-    if config.runner.task_type == "sft" and roles:
-        yield Problem(key, "is for reinforcement learning, where weights go to and fro. Leave it out")
+    if roles and not known:
+        text = f"is set, and roles of runner.task_type: {config.runner.task_type} share no process. Leave it out"
+        yield Problem(key, text)
         return
     for role in unknown:
         yield Problem(key, f"there is no role {role!r} that could share. {registry.did_you_mean(role, known)}")

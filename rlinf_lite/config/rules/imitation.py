@@ -108,7 +108,8 @@ def _recap_fits(config: Config, plan: Plan) -> Iterator[Problem]:
         yield Problem(key, "and data.dagger.rounds are both set, and a round is of one of the two. Set one to 0")
     card = policy_card_of(config)
     if card is not None and not card.reads_condition:
-        text = f"{config.model.id} has no prompt with RECAP's condition. Use pi0, pi05 or smolvla"
+        others = [name for name in registry.POLICIES.names() if registry.policy_card(name).reads_condition]
+        text = f"{config.model.id} has no prompt with RECAP's condition. Use {' or '.join(others)}"
         yield Problem("model.id", text)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem
-from rlinf_lite.config.names import fused_roles, loss_needs_of, needs_of
+from rlinf_lite.config.names import fused_roles, loss_needs_of
 from rlinf_lite.config.plan import ReasoningPlan
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import labels_of, policy_config, policy_directory
@@ -20,7 +20,7 @@ _TOKENS = "actor.max_tokens_per_micro_batch"
 
 @rule(
     *("model", "data.max_prompt_length", "rollout.max_response_length", "rollout.model_dir", "cluster.fuse"),
-    *("actor.checkpoint_load_path", "critic.model_dir", "actor.tensor_model_parallel_size"),
+    *("actor.checkpoint_load_path", "critic.model_dir", "teacher.model_dir", "actor.tensor_model_parallel_size"),
     kinds=("reasoning",),
 )
 def _language_model_card(config: ReasoningConfig, plan: Any) -> Iterator[Problem]:
@@ -122,7 +122,7 @@ def _dropped_groups_to_replace(config: ReasoningConfig, plan: Any) -> Iterator[P
         yield Problem("algorithm.max_refills", f"{text} could replace. Set that to true, or this to {usual}")
 
 
-@rule("algorithm.loss_type", "algorithm.adv_type", "algorithm.kl", "teacher.model_dir", kinds=("reasoning",))
+@rule("algorithm.loss_type", "algorithm.kl", "teacher.model_dir", kinds=("reasoning",))
 def _teacher(config: ReasoningConfig, plan: Any) -> Iterator[Problem]:
     loss, directory = config.algorithm.loss_type, config.teacher.model_dir
     if not loss_needs_of(config).teacher:
@@ -137,9 +137,6 @@ def _teacher(config: ReasoningConfig, plan: Any) -> Iterator[Problem]:
     if config.algorithm.kl.place != "none":
         text = f"is {config.algorithm.kl.place}, and with {loss} the teacher is the only reference. Set it to none"
         yield Problem("algorithm.kl.place", text)
-    if needs_of(config).values:
-        text = f"{config.algorithm.adv_type} trains a critic on rewards, which {loss} does not read. Set it to the"
-        yield Problem("algorithm.adv_type", f"{text} estimator of the same name")
 
 
 @rule("algorithm.kl", kinds=("reasoning",))

@@ -29,6 +29,8 @@ def _classifier_is_there_and_fits(config: Config, plan: Plan) -> Iterator[Proble
                 yield Problem(f"env.train.reward.{name}", f"{text}. Leave it out, or name the reward")
         return
     try:
+        if not callable(part := registry.STEP_REWARDS.get(own.id)):
+            yield Problem("env.train.reward.id", f"{own.id} is {part!r}, neither a function nor a class. Name one")
         if not registry.step_reward_needs(own.id).classifier:
             return
     except registry.PartError:  # reported by its own rule

@@ -45,19 +45,19 @@ class LanguageModel(Card):
         directory = start_dir(config)
         if directory is None:
             return int(preset(config.model.size)["max_position_embeddings"])
-        try:
-            content = json.loads((directory / "config.json").read_text())
-        except (OSError, ValueError):
-            return None  # loading it raises an error
-        found = content.get("max_position_embeddings")
-        return found if isinstance(found, int) else None
+        return _positions(directory)
 
     def problems(self, config: ReasoningConfig, shares_process: bool) -> Iterator[Problem]:
-        """Problems of a run's config with its model. `shares_process`: actor and rollout are one process."""
-        from rlinf_lite.config.resources import start_dir
+        """Problems of a run's config with its models. `shares_process`: actor and rollout are one process."""
+        from rlinf_lite.config.resources import policy_directory, start_dir
 
         prompt, response = config.data.max_prompt_length, config.rollout.max_response_length
         room = self.positions(config)
+        if config.teacher.model_dir is not None:
+            found = _positions(policy_directory(config.teacher.model_dir))
+            if found is not None and prompt + response > found:
+                text = f"has {found} positions, and sequences {prompt} + {response} = {prompt + response} tokens"
+                yield Problem("teacher.model_dir", f"{config.teacher.model_dir} {text}. Name another, or shorten these")
         if room is not None and prompt + response > room:
             yield Problem(
                 "rollout.max_response_length",
@@ -113,6 +113,8 @@ class LanguageModel(Card):
         directories = {"the model": start_dir(config)}
         if config.critic.model_dir is not None:
             directories["the critic"] = policy_directory(config.critic.model_dir)
+        if config.teacher.model_dir is not None:
+            directories["the teacher"] = policy_directory(config.teacher.model_dir)
         for of, directory in directories.items():
             try:
                 said = preset(config.model.size) if directory is None else policy_config(directory)
@@ -125,6 +127,14 @@ class LanguageModel(Card):
                 yield Problem(
                     key, f"{size} ranks do not divide {', '.join(bad)} of {of}. Use {most} or a divisor of it"
                 )
+
+
+def _positions(directory: Path) -> int | None:
+    try:
+        found = json.loads((directory / "config.json").read_text()).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None  # loading it raises an error
+    return found if isinstance(found, int) else None
 
 
 def attention_problems(key: str, attn_implementation: AttnImplementation, precision: str = "bf16") -> Iterator[Problem]:

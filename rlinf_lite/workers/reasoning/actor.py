@@ -174,7 +174,8 @@ class LanguageReference(LanguageModelWorker):
 
     def init(self, directory: str) -> None:
         """Load the policy in `directory`."""
-        model = build_model(self.cfg, directory, self.cfg.model.attn_implementation)
+        is_teacher = self.cfg.teacher.model_dir is not None  # which has its own adapters, if any
+        model = build_model(self.cfg, directory, self.cfg.model.attn_implementation, adapts=not is_teacher)
         self._take(model.requires_grad_(False), "reference")
 
     @register(dispatch_mode=nd_compute(MESH))

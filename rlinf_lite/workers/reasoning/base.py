@@ -119,9 +119,9 @@ class LanguageModelWorker(Worker):
             yield filling, take_rows(filling, np.zeros(1, np.int64), self.device), 0.0
 
 
-def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str) -> CausalLM:
-    """Build the policy: from `directory`, or of `model.size` with random weights; with adapters by `model.lora`. The
-    same in every process."""
+def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation: str, adapts: bool = True) -> CausalLM:
+    """Build the policy: from `directory`, or of `model.size` with random weights; with adapters by `model.lora`, if it
+    `adapts`. The same in every process."""
     torch.manual_seed(cfg.runner.seed)
     if directory is not None:
         model = CausalLM.from_pretrained(directory, attn_implementation)
@@ -129,7 +129,8 @@ def build_model(cfg: ReasoningConfig, directory: str | None, attn_implementation
         model = CausalLM.from_config(preset(cfg.model.size), tokenizer_dir(cfg), attn_implementation)
     if cfg.actor.tokenizer.tokenizer_model:
         model.take_tokenizer(tokenizer_dir(cfg))
-    model.add_adapters(cfg.model.lora.model_dump())
+    if adapts:
+        model.add_adapters(cfg.model.lora.model_dump())
     return model
 
 
