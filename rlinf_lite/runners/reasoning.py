@@ -329,9 +329,9 @@ class ReasoningRunner(Runner):
             start = self.run_dir / "start"
             if self.completed_steps == 0:
                 self._wait(self.actor.save_policy(str(start)), what="the starting policy to be written")
-        building = (
-            [] if self.reference is None else [self.reference.init(str(policy_directory(taught_by or str(start))))]
-        )
+        building: list[Handle] = []
+        if self.reference is not None:
+            building.append(self.reference.init(str(policy_directory(taught_by or str(start)))))
         if self.critic is not None:
             building.append(self.critic.init(self.cfg.critic.model_dir or str(start), self.total_steps))
         self._wait(*building, what="reference and critic to be built", says_so=True)
