@@ -17,7 +17,7 @@ from rlinf_lite.cards import OffPolicyNeeds
 from rlinf_lite.registry import OFF_POLICY
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import OffPolicyConfig
+    from rlinf_lite.config.off_policy import OffPolicyConfig
 
 
 @dataclass

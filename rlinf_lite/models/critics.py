@@ -19,7 +19,7 @@ from rlinf_lite.models.pictures import resized
 from rlinf_lite.models.tensor_files import write_tensors
 
 if TYPE_CHECKING:
-    from rlinf_lite.config.schema import OffPolicyConfig
+    from rlinf_lite.config.off_policy import OffPolicyConfig
     from rlinf_lite.models.base import Policy
 
 PICTURE = "image."

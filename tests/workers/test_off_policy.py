@@ -17,7 +17,7 @@ from stable_baselines3.common.logger import configure
 
 from rlinf_lite.algorithms.off_policy import ActorInputs, CriticInputs, td3_bc
 from rlinf_lite.config import load_config
-from rlinf_lite.config.schema import OffPolicyConfig
+from rlinf_lite.config.off_policy import OffPolicyConfig
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.critics import Critics
 from rlinf_lite.training.replay import Block, Transitions, flags_of

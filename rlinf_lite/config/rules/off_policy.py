@@ -8,9 +8,10 @@ from typing import Any
 from rlinf_lite import registry
 from rlinf_lite.cards import Problem, Section
 from rlinf_lite.config.names import reads_demonstrations
+from rlinf_lite.config.off_policy import OffPolicyConfig, ReplayConfig
 from rlinf_lite.config.plan import PLACEMENT, Plan, policy_card_of
 from rlinf_lite.config.rules import rule
-from rlinf_lite.config.schema import AlgorithmConfig, Config, OffPolicyConfig, ReplayConfig
+from rlinf_lite.config.schema import AlgorithmConfig, Config
 
 
 @rule("runner.task_type", "algorithm", "off_policy", "replay", kinds=("embodied", "off_policy"))
