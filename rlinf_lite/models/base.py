@@ -170,7 +170,8 @@ class Policy(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
-        """Build from the run's `model` section for an environment, with random weights."""
+        """Build from the run's `model` section for an environment, with random weights. A policy that contains a
+        trained one may have a third parameter `read_weights`, as that of `from_pretrained`."""
 
     @abstractmethod
     def check_env_spec(self, spec: EnvSpec) -> None:

@@ -58,7 +58,9 @@ def build_policy(cfg: Config, spec: EnvSpec, read_weights: bool = True) -> Polic
     """
     directory = start_dir(cfg)
     if directory is None:
-        policy = policy_class(cfg.model.id).from_config(cfg.model, spec)
+        build = policy_class(cfg.model.id).from_config
+        reads_others = not read_weights and "read_weights" in inspect.signature(build).parameters
+        policy = build(cfg.model, spec, **({"read_weights": False} if reads_others else {}))
         policy.take_names(own_names(spec))
         return policy
     policy = _load(directory, cfg.model, read_weights, cfg.actor.tokenizer.tokenizer_model)

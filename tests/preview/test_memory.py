@@ -377,6 +377,12 @@ def test_critics_and_a_teacher_count_for_the_actor() -> None:
     assert found.ranks["actor"].held["teacher"] == policy.num_bytes + policy.buffer_bytes
 
 
+def test_what_steers_a_flow_is_counted_without_reading_it(capfd: pytest.CaptureFixture[str]) -> None:
+    found = estimate(plan_of(load_config("tabletop_dsrl_flow")))
+    assert found.models["policy"].trained > 100_000 and found.ranks["actor"].held["critics"] > 0
+    assert capfd.readouterr().err == ""  # torch prints the traceback of what it cannot do with fake tensors
+
+
 def test_a_teacher_is_the_reference_with_its_own_size(tmp_path: Path) -> None:
     with torch.random.fork_rng():
         model = CausalLM.from_config(preset("small"), Path("assets/char_tokenizer"), "sdpa")

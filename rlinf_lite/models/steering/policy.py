@@ -69,8 +69,8 @@ class SteeredFlow(Policy):
         return super().to(*args, **kwargs)
 
     @classmethod
-    def from_config(cls, cfg: ModelConfig, spec: EnvSpec) -> Self:
-        flow, options = load_policy(cfg.options.flow_dir), cfg.options
+    def from_config(cls, cfg: ModelConfig, spec: EnvSpec, read_weights: bool = True) -> Self:
+        flow, options = load_policy(cfg.options.flow_dir, read_weights=read_weights), cfg.options
         if flow.num_action_chunks != cfg.num_action_chunks:
             text = f"is {cfg.num_action_chunks}, and the flow has {flow.num_action_chunks}. Set it to that"
             raise ValueError(f"model.num_action_chunks: {text}")
