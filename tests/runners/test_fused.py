@@ -111,7 +111,7 @@ def test_what_cannot_share_is_refused(override, problem):
 
 
 def test_runs_without_roles_that_share_are_refused():
-    with pytest.raises(ValueError, match="roles of runner.task_type: sft share no process"):
+    with pytest.raises(ValueError, match=r"roles of runner\.task_type: sft share no process"):
         load_config("tabletop_sft_vla", [FUSED])
-    with pytest.raises(ValueError, match="roles of runner.task_type: off_policy share no process"):
+    with pytest.raises(ValueError, match=r"roles of runner\.task_type: off_policy share no process"):
         load_config("gym_pendulum_sac_mlp", [FUSED])
