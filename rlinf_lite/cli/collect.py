@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlinf_lite.cli.parse import config_and_overrides
+from rlinf_lite.cli.parse import config_and_overrides, positive
 from rlinf_lite.config import Config, ConfigError, load_config
 from rlinf_lite.config.loading import config_names
 from rlinf_lite.config.resources import chunk_of, policy_config, policy_directory
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-envs", type=int, metavar="N", help="environments played at a time (env.train.num_envs)")
     parser.add_argument(
         "--processes",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="processes that share the environments, each at its own pace (default 1); an expert's are the same",
@@ -147,13 +147,6 @@ def _parser() -> argparse.ArgumentParser:
         "--keep-failures", action="store_true", help="also write episodes without success (data.keep_failures)"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}; give 1 or more")
-    return number
 
 
 def _overrides(given: argparse.Namespace, model_id: str | None, chunk: int | None) -> list[str]:

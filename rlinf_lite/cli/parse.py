@@ -234,5 +234,13 @@ def key_lines(schema: type[BaseModel] = Config) -> Iterator[tuple[str, str]]:
             yield key, f"{title}\n{_filled(help_text, '      ', '      ')}"
 
 
+def positive(text: str) -> int:
+    """The value of an option of argparse that is a number of things, 1 or more."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"is {text!r}; give 1 or more")
+    return number
+
+
 def _filled(text: str, first: str, others: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)

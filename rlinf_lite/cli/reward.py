@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlinf_lite.cli.parse import positive
 from rlinf_lite.registry import install_command, is_installed
 
 _FRAMES = ".frames"
@@ -64,7 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a LeRobotDataset with pictures and the column next.success; several are joined",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where the classifier is written")
-    parser.add_argument("--updates", type=_count, default=1000, metavar="N", help="optimizer updates (default: 1000)")
+    parser.add_argument("--updates", type=positive, default=1000, metavar="N", help="optimizer updates (default: 1000)")
     parser.add_argument("--seed", type=_seed, default=0, help="seed of weights, batches and the split (default: 0)")
     parser.add_argument(
         "--held-out",
@@ -81,12 +82,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="probability at which precision and recall are measured, as env.train.reward.threshold (default: 0.5)",
     )
     return parser.parse_args(arguments)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"is {text!r}; give 1 or more")
-    return int(text)
 
 
 def _seed(text: str) -> int:
@@ -106,6 +101,8 @@ def _share(text: str) -> float:
 
 
 def _train(given: argparse.Namespace, directory: Path) -> None:
+    import numpy as np
+
     from rlinf_lite.training import success
 
     shown = started = time.monotonic()
@@ -132,7 +129,7 @@ def _train(given: argparse.Namespace, directory: Path) -> None:
         f"{counts['num_episodes']:,} episodes of {counts['num_frames']:,} frames, {logged.labels.mean():.1%} successes"
     )
     used = [f"{len(split.training):,} train", f"{len(split.calibration):,} calibrate", f"{len(split.test):,} test"]
-    held_out = round(given.held_out / 2 * logged.num_episodes)
+    held_out = len(np.unique(logged.episodes[split.test]))
     print(f"  {', '.join(used)}, with no episode in two of these", flush=True)
     if held_out < _FEW:
         print(f"note: calibration and test are of {held_out} episodes each, and their figures are rough", flush=True)

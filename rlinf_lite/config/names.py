@@ -112,6 +112,11 @@ def max_staleness(config: Any) -> int:
     return config.runner.max_staleness if config.runner.mode == "async" else 0
 
 
+def compared_staleness(config: Any) -> int:
+    """`max_staleness`, where log-probabilities are compared with those of acting; 0 where nothing reads them."""
+    return 0 if config.runner.task_type == "off_policy" else max_staleness(config)
+
+
 def recomputed_logprobs(config: Any) -> tuple[bool, str]:
     """Whether the actor recomputes the log-probabilities of a step's actions before its updates, and why."""
     asked, correction = config.algorithm.recompute_logprobs, config.algorithm.correction

@@ -9,28 +9,24 @@ from pydantic import Field
 from rlinf_lite.cards import Float, NonNegativeFloat, NonNegativeInt, PositiveInt, Section
 
 
-class DaggerConfig(Section):
-    """DAgger (Ross et al. 2011, arXiv:1011.0686): in further rounds of an imitation run the student plays, the
-    environment's expert says at each decision what it would have done, and the student goes on with all of it."""
-
+class RoundsConfig(Section):
     rounds: NonNegativeInt = 0
-    """Rounds after the first, in which the expert plays; 0: none."""
-    interval: PositiveInt = 500
-    """Updates from one round to the next."""
-    episodes: PositiveInt = 100
-    """Episodes of a round."""
-
-
-class RecapConfig(Section):
-    """RECAP (arXiv:2511.14759): in rounds of an imitation run the student plays by itself, a value network says which
-    of all actions so far were better than usual, and the student goes on with all of them, told which."""
-
-    rounds: NonNegativeInt = 0
-    """Rounds of play; 0: none."""
+    """Rounds in which the student plays; 0: none."""
     interval: PositiveInt = 500
     """Updates from one round to the next, and before the first."""
     episodes: PositiveInt = 100
     """Episodes of a round."""
+
+
+class DaggerConfig(RoundsConfig):
+    """DAgger (Ross et al. 2011, arXiv:1011.0686): in rounds of an imitation run the student plays, the environment's
+    expert says at each decision what it would have done, and the student goes on with all of it."""
+
+
+class RecapConfig(RoundsConfig):
+    """RECAP (arXiv:2511.14759): in rounds of an imitation run the student plays by itself, a value network says which
+    of all actions so far were better than usual, and the student goes on with all of them, told which."""
+
     failure_cost: NonNegativeFloat = 20.0
     """What a failure costs at its end, in env steps; a step costs 1."""
     horizon: PositiveInt = 10

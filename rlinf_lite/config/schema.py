@@ -22,7 +22,7 @@ from rlinf_lite.cards import (
     UnitFloat,
 )
 from rlinf_lite.config.off_policy import OffPolicyConfig, ReplayConfig
-from rlinf_lite.config.rounds import DaggerConfig, RecapConfig
+from rlinf_lite.config.rounds import DaggerConfig, RecapConfig, RoundsConfig
 from rlinf_lite.registry import (
     ENVIRONMENTS,
     ESTIMATORS,
@@ -404,7 +404,7 @@ class DataConfig(Section):
     recap: RecapConfig = RecapConfig()
 
     @property
-    def rounds(self) -> DaggerConfig | RecapConfig:
+    def rounds(self) -> RoundsConfig:
         """The section of the rounds in which the student plays."""
         return self.recap if self.recap.rounds else self.dagger
 

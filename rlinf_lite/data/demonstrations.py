@@ -27,7 +27,15 @@ from rlinf_lite.config import Config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.config.resources import policy_directory, start_dir
 from rlinf_lite.data.lerobot import statistics
-from rlinf_lite.data.lerobot.frames import Frames, Keys, check_writable, decode, frames_directory
+from rlinf_lite.data.lerobot.frames import (
+    Frames,
+    Keys,
+    check_writable,
+    decode,
+    frames_directory,
+    joined_order,
+    split_by_part,
+)
 from rlinf_lite.data.lerobot.layout import PICTURES, SUBTASKS, Feature, LeRobotError, is_dataset
 from rlinf_lite.data.lerobot.statistics import Statistics
 from rlinf_lite.dimensions import counted, flat_names, names_in, numbered_names, order_of, own_names
@@ -126,18 +134,7 @@ class DemonstrationPool:
 
     def first_frames(self, indices: np.ndarray) -> np.ndarray:
         """The frames at the beginning of chunks, int64 [n], counted over all datasets."""
-        found, before = np.zeros(len(indices), np.int64), 0
-        for part, (rows, own) in zip(self._parts, self._of_parts(indices), strict=True):
-            found[rows] = before + part.first_frames(own)
-            before += len(part.frames.actions)
-        return found
-
-    def observations(self, rows: np.ndarray) -> dict[str, Any]:
-        """The observations of frames [n], counted over all datasets."""
-        places = _places(rows, [len(frames.actions) for frames in self.all_frames])
-        found = [frames.read(own) for frames, (_, own) in zip(self.all_frames, places, strict=True) if len(own)]
-        obs: dict[str, Any] = take_rows(concat_rows(found), self._order(places))
-        return obs
+        return self._counted(indices, Demonstrations.first_frames, [len(frames.actions) for frames in self.all_frames])
 
     def __len__(self) -> int:
         return sum(map(len, self._parts))
@@ -148,43 +145,34 @@ class DemonstrationPool:
 
     def episodes(self, indices: np.ndarray) -> np.ndarray:
         """The episode numbers of chunks, int64 [n], counted over all datasets."""
-        found, before = np.zeros(len(indices), np.int64), 0
-        for part, (rows, own) in zip(self._parts, self._of_parts(indices), strict=True):
-            found[rows] = before + part.episodes(own)
-            before += len(part.frames.episodes)
-        return found
+        return self._counted(indices, Demonstrations.episodes, [len(frames.episodes) for frames in self.all_frames])
 
     def mask(self, indices: np.ndarray) -> np.ndarray:
         """The actions of chunks that are inside their episode, bool [n, C]."""
         places = self._of_parts(indices)
         parts = [part.mask(own) for part, (_, own) in zip(self._parts, places, strict=True)]
-        return np.concatenate(parts)[self._order(places)]
+        return np.concatenate(parts)[joined_order(places)]
 
     def read(self, indices: np.ndarray) -> tuple[dict[str, Any], Tensor]:
         """As `Demonstrations.read`."""
         places = self._of_parts(indices)
         found = [part.read(own) for part, (_, own) in zip(self._parts, places, strict=True) if len(own)]
-        order = self._order(places)
+        order = joined_order(places)
         obs: dict[str, Any] = take_rows(concat_rows([one for one, _ in found]), order)
         return obs, torch.cat([actions for _, actions in found])[torch.from_numpy(order)]
 
     def _of_parts(self, indices: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each dataset, which of `indices` are its chunks, and their numbers in it."""
-        return _places(indices, [len(part) for part in self._parts])
+        return split_by_part(indices, [len(part) for part in self._parts])
 
-    def _order(self, places: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Where each chunk is, once those of all datasets are in a row."""
-        return np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
-
-
-def _places(numbers: np.ndarray, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each of several parts of `sizes` in a row, which of `numbers` are in it, and their numbers in it."""
-    found, before = [], 0
-    for size in sizes:
-        rows = np.flatnonzero((numbers >= before) & (numbers < before + size))
-        found.append((rows, numbers[rows] - before))
-        before += size
-    return found
+    def _counted(
+        self, indices: np.ndarray, numbers: Callable[[Demonstrations, np.ndarray], np.ndarray], sizes: Sequence[int]
+    ) -> np.ndarray:
+        """What `numbers` gives for chunks of each dataset, counted over all of them, which have so many (`sizes`)."""
+        found, firsts = np.zeros(len(indices), np.int64), np.cumsum([0, *sizes])[:-1]
+        for part, first, (rows, own) in zip(self._parts, firsts, self._of_parts(indices), strict=True):
+            found[rows] = first + numbers(part, own)
+        return found
 
 
 def batch_indices(num_chunks: int, batch_size: int, seed: int, step: int) -> np.ndarray:

@@ -114,13 +114,12 @@ class SuccessReward:
         """Raises as `SuccessClassifier.from_pretrained`."""
         assert settings.model_dir is not None  # a rule of the config
         self._classifier = SuccessClassifier.from_pretrained(settings.model_dir)
-        self._threshold = settings.threshold
+        self._known, self._threshold = frozenset(self._classifier.vocabulary), settings.threshold
 
     def __call__(self, obs: Obs) -> NDArray[np.float32]:
         """The reward [B]. Raises StepRewardError if an instruction has words that no episode of training had."""
-        known = {*self._classifier.vocabulary}
         for sentence in {*obs.get("instruction", [])}:
-            if unknown := [word for word in words_of(sentence) if word not in known]:
+            if unknown := [word for word in words_of(sentence) if word not in self._known]:
                 text = f"the classifier does not know {', '.join(map(repr, unknown))} of the instruction {sentence!r}"
                 raise StepRewardError(f"env.train.reward: {text}. Train one on episodes of this task")
         return (self._classifier.probabilities(obs) >= self._threshold).astype(np.float32)

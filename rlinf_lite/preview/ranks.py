@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlinf_lite.config.names import fused_roles, max_staleness, recomputed_logprobs, rollout_dtype
+from rlinf_lite.config.names import compared_staleness, fused_roles, recomputed_logprobs, rollout_dtype
 from rlinf_lite.config.plan import Plan, ReasoningPlan, slots
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.resources import policy_directory
@@ -320,9 +320,7 @@ def training_rank(
         working = {}
     else:
         held["AdamW"] = _part(plan, role, counts, 2 * FP32 * counts.trained)
-    if (
-        role == "actor" and max_staleness(config) and config.runner.task_type != "off_policy"
-    ):  # `training.earlier` keeps them
+    if role == "actor" and compared_staleness(config):  # `training.earlier` keeps them
         host = {**host, "earlier weights": _part(plan, role, counts, FP32 * counts.trained)}
     start = _whole_at_start(plan, role, counts)
     if role != "actor" or not config.actor.offload or slots(config.cluster)[0] == "cpu":

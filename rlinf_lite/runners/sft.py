@@ -128,10 +128,7 @@ class SFTRunner(SimulationRunner):
             counts = self._collect(directory / "demos", student, first_episode)
             success = f", {100 * counts['success_once']:.1f}% of them successes" if "success_once" in counts else ""
             self.progress.message(f"round {number}: {counts['num_episodes']} episodes of the student{success}")
-            metrics = {f"demos/{name}": value for name, value in counts.items()}
-            if data.recap.rounds and "success_once" in counts:
-                metrics["recap/success_once"] = counts["success_once"]
-            self.logger.log(self.completed_steps, metrics)
+            self.logger.log(self.completed_steps, {f"demos/{name}": value for name, value in counts.items()})
         dataset, frames = self._decoded(directory / "demos")
         self.env_steps += dataset.info.num_frames
         self._wait(self.actor.add_demonstrations(str(frames)), what="demonstrations to be opened")

@@ -16,6 +16,7 @@ from torch import Tensor
 from rlinf_lite.algorithms.recap import LoggedEpisodes, logged_advantages, normalised_returns, positive_frames
 from rlinf_lite.config import Config
 from rlinf_lite.data.demonstrations import DemonstrationPool, batch_indices
+from rlinf_lite.data.lerobot.frames import read_frames
 from rlinf_lite.models.value_bins import ValueBins
 
 _LEARNING_RATE = 1e-3
@@ -67,7 +68,7 @@ def label_frames(
         network = ValueBins(state_dim, dict.fromkeys(frames.images, size), any(frames.tasks)).to(device)
 
     def read(rows: NDArray[np.int64]) -> dict[str, Tensor]:
-        obs = pool.observations(rows)
+        obs = read_frames(pool.all_frames, rows)
         if "state" in obs:
             state = frames.statistics["state"]
             obs["state"] = (obs["state"] - np.array(state["mean"])) / (np.array(state["std"]) + 1e-6)

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from rlinf_lite.data.lerobot.frames import Frames, Keys, decode
+from rlinf_lite.data.lerobot.frames import Frames, Keys, decode, read_frames, split_by_part
 from rlinf_lite.data.lerobot.layout import ACTION, PICTURES, SUCCESS, LeRobotError
 from rlinf_lite.data.lerobot.reader import LeRobotDataset
-from rlinf_lite.envs.observations import concat_rows, take_rows
 from rlinf_lite.models.success import SuccessClassifier, calibrated, words_of
 
 BATCH_SIZE = 128
@@ -33,7 +32,6 @@ class LoggedFrames:
     def __init__(self, parts: Sequence[Frames], succeeded: NDArray[np.bool_]) -> None:
         """`succeeded`: as above, of all datasets."""
         self._parts = list(parts)
-        self._first = np.cumsum([0, *(len(part.task) for part in parts)])[:-1]  # the first frame of each dataset
         lengths = np.concatenate([part.episodes[:, 1] for part in parts])
         self.succeeded, self.episodes = succeeded, np.repeat(np.arange(len(lengths)), lengths)
         self.labels = labels_of(self.episodes, succeeded)
@@ -45,21 +43,16 @@ class LoggedFrames:
 
     def sentences(self, rows: NDArray[np.int64]) -> set[str]:
         """The instructions of these frames."""
-        of_part = np.searchsorted(self._first, rows, side="right") - 1
+        places = split_by_part(rows, [len(part.task) for part in self._parts])
         return {
             part.tasks[task]
-            for i, part in enumerate(self._parts)
-            for task in np.unique(part.task[rows[of_part == i] - self._first[i]])
+            for part, (_, own) in zip(self._parts, places, strict=True)
+            for task in np.unique(part.task[own])
         }
 
     def read(self, rows: NDArray[np.int64]) -> dict[str, Any]:
         """The observations (see `envs.Obs`) of these frames, in their order."""
-        of_part = np.searchsorted(self._first, rows, side="right") - 1
-        found = [
-            part.read(rows[of_part == i] - self._first[i]) for i, part in enumerate(self._parts) if (of_part == i).any()
-        ]
-        obs: dict[str, Any] = take_rows(concat_rows(found), np.argsort(np.argsort(of_part, kind="stable")))
-        return obs
+        return read_frames(self._parts, rows)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlinf_lite import algorithms
 from rlinf_lite.config import Config
-from rlinf_lite.config.names import max_staleness, recomputed_logprobs
+from rlinf_lite.config.names import compared_staleness, recomputed_logprobs
 from rlinf_lite.config.resources import start_dir
 from rlinf_lite.data.demonstrations import (
     DemonstrationPool,
@@ -115,7 +115,7 @@ class EmbodiedFSDPActor(Worker):
         self.teacher = None if cfg.teacher.model_dir is None else self._taught_by(cfg.teacher.model_dir)
         self.learner = Learner(self, self.policy, cfg, "actor")
         self.learner.start_training(cfg.actor.optim, total_steps, cfg.algorithm.critic_warmup_steps)
-        self.earlier = EarlierWeights(self.learner, max_staleness(cfg))
+        self.earlier = EarlierWeights(self.learner, compared_staleness(cfg))
         if "rollout" not in self.fused:
             limits = cfg.weight_sync.bucket_bytes, cfg.runner.phase_timeout_s, self.learner.num_threads
             self.sender = WeightSender(self, "rollout", layout.weight_routes, *limits, cfg.weight_sync.cuda_ipc)

@@ -26,7 +26,6 @@ from rlinf_lite.models import Policy
 from rlinf_lite.models.critics import Critics, chosen_shape
 from rlinf_lite.models.sampling import noise_keys, normal_noise, uniform_noise
 from rlinf_lite.registry import OFF_POLICY, off_policy_needs
-from rlinf_lite.training.earlier import EarlierWeights
 from rlinf_lite.training.learner import Learner
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.replay import (
@@ -109,7 +108,6 @@ class OffPolicyActor(EmbodiedFSDPActor):
         """Build policy, critics, optimizers and the replay buffer in `directory`; returns the number of parameters."""
         cfg, own = self.cfg, self.cfg.off_policy
         num_parameters = super().init(layout, spec, total_steps)
-        self.earlier = EarlierWeights(self.learner, 0)  # nothing here is measured with them
         self._chosen = chosen_shape(self.policy)
         self.critics = Critics.of(self.policy, own)
         self.critics.log_temperature.requires_grad_(own.learn_temperature)
@@ -145,16 +143,13 @@ class OffPolicyActor(EmbodiedFSDPActor):
             if not self.cfg.env.train.auto_reset:  # the next step begins new episodes: no outcome of theirs is of these
                 block.ended[:, -1] = True
             flags = self._all_gather(torch.from_numpy(flags_of(block))).numpy()
-            staleness = (self.version - self._all_gather(versions)).double()
             rewards = self._all_gather(block.rewards)[self._all_gather(block.mask)]
             metrics = {"rollout/rewards": float(rewards.double().mean())} if len(rewards) else {}
+            if self.cfg.runner.mode == "async":
+                age = (self.version - self._all_gather(versions)).double()
+                metrics |= {"async/staleness_mean": float(age.mean()), "async/staleness_max": float(age.max())}
             self.replay.add(step, block, flags)  # last, as one rank's disk may be full
-        if self.cfg.runner.mode == "sync":
-            return metrics
-        return metrics | {
-            "async/staleness_mean": float(staleness.mean()),
-            "async/staleness_max": float(staleness.max()),
-        }
+        return metrics
 
     def run_training(self, step: int | None = None) -> dict[str, Any]:
         """Train `updates_per_step` times on batches from the replay buffer. Returns `train/*` and `replay/*` metrics,

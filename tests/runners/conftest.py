@@ -82,6 +82,16 @@ def start(cluster, tmp_path):
     stop()
 
 
+def starting(start, **defaults):
+    """`start`, with other defaults."""
+
+    def start_so(*overrides, **arguments):
+        return start(*overrides, **{**defaults, **arguments})
+
+    start_so.stop = start.stop
+    return start_so
+
+
 def placed(policies="'0'", rollout=None, fuse="null", num_slots=1):
     """The slots of actor, critic and reference, and those of the rollout workers if they differ."""
     lines = {role: policies for role in ("actor", "reference", "critic")}

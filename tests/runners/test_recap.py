@@ -19,7 +19,7 @@ from rlinf_lite.models import NOISE_KEY, load_policy
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.runners import SFTRunner
 from rlinf_lite.scheduler import WorkerError
-from tests.runners.conftest import read_metrics
+from tests.runners.conftest import read_metrics, starting
 
 CONFIG = "tabletop_recap_flow"
 SMALL = [
@@ -44,11 +44,7 @@ SMALL = [
 
 @pytest.fixture
 def start_recap(start):
-    def start_recap(*overrides, **arguments):
-        return start(*overrides, config=CONFIG, small=SMALL, runner_class=SFTRunner, **arguments)
-
-    start_recap.stop = start.stop
-    return start_recap
+    return starting(start, config=CONFIG, small=SMALL, runner_class=SFTRunner)
 
 
 def weights(run_dir, step=5):
@@ -161,6 +157,7 @@ def test_conditions_that_a_cut_prompt_loses_end_the_run_before_its_first_update(
         (["model.options.guidance=-1"], "model.options.guidance"),
         (["data.recap.drop=1.5"], "data.recap.drop"),
         (["data.recap.positive_share=0"], "data.recap.positive_share"),
+        (["data.teacher_dir=null"], "data.teacher_mode: is sampled, and data.teacher_dir is null"),
     ],
 )
 def test_config_errors(overrides, said):

@@ -23,7 +23,7 @@ from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.runners import EmbodiedRunner, SFTRunner
 from rlinf_lite.scheduler.handle import wait_all
 from tests.data.lerobot_folders import put_in_order
-from tests.runners.conftest import read_metrics
+from tests.runners.conftest import read_metrics, starting
 
 CONFIG = "tabletop_sft_mlp"
 SMALL = [
@@ -46,11 +46,7 @@ SMALL = [
 
 @pytest.fixture
 def start_sft(start):
-    def start_sft(*overrides, **arguments):
-        return start(*overrides, config=CONFIG, small=SMALL, runner_class=SFTRunner, **arguments)
-
-    start_sft.stop = start.stop
-    return start_sft
+    return starting(start, config=CONFIG, small=SMALL, runner_class=SFTRunner)
 
 
 def weights(checkpoint):

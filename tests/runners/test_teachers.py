@@ -51,8 +51,8 @@ def test_a_language_model_comes_nearer_to_its_teacher(start_reasoning, tmp_path)
     assert abs(line["train/actor/teacher_kl"]) < 1e-5
 
 
-def test_a_teacher_keeps_its_own_adapters(start_reasoning, tmp_path):
-    more = ["sft.num_steps=2", "runner.save_interval=1", "runner.max_steps=1", "model.lora.rank=2"]
+def test_a_teacher_may_be_larger_and_keeps_its_own_adapters(start_reasoning, tmp_path):
+    more = ["sft.num_steps=2", "runner.save_interval=1", "runner.max_steps=1", "model.size=small", "model.lora.rank=2"]
     teacher = start_reasoning(*more, root=tmp_path / "teacher").run()
     start_reasoning.stop()
     opd = [

@@ -29,6 +29,9 @@ def _demonstrations_have_an_expert(config: Config, plan: Plan) -> Iterator[Probl
     asks = _writes_demonstrations(config) or config.data.dagger.rounds > 0
     if card is None or config.data.teacher_dir is not None or not asks:
         return
+    if config.data.teacher_mode != DataConfig.model_fields["teacher_mode"].default:
+        text = f"is {config.data.teacher_mode}, and data.teacher_dir is null: an environment's expert has no modes"
+        yield Problem("data.teacher_mode", f"{text}. Leave it out, or name a policy")
     lacking = card.lacks_expert(config.env.task, config.env.options)
     if lacking is not None:
         text = f"{lacking}. Name a trained policy, or in data.demos_dir demonstrations that are there"

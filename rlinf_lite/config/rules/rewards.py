@@ -40,7 +40,7 @@ def _classifier_is_there_and_fits(config: Config, plan: Plan) -> Iterator[Proble
         return
     try:
         trained = classifier_config(own.model_dir)["cameras"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         yield Problem(key, str(error))
         return
     seen = observed(config)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from rlinf_lite.data.lerobot import statistics
 from rlinf_lite.data.lerobot.layout import INFO, SUBTASKS, LeRobotError, read_text
+from rlinf_lite.envs.observations import concat_rows, take_rows
 
 if TYPE_CHECKING:
     from rlinf_lite.data.lerobot.reader import LeRobotDataset
@@ -89,6 +90,31 @@ class Frames:
         if self.state is not None:
             obs["state"] = np.asarray(self.state[rows])
         return obs
+
+
+def split_by_part(
+    numbers: NDArray[np.int64], sizes: Sequence[int]
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """For each of several parts of `sizes` in a row, which of `numbers` are in it, and their numbers in it."""
+    found, before = [], 0
+    for size in sizes:
+        rows = np.flatnonzero((numbers >= before) & (numbers < before + size))
+        found.append((rows, numbers[rows] - before))
+        before += size
+    return found
+
+
+def joined_order(places: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.int64]:
+    """Where each number that `split_by_part` has split is, once those of all parts are in a row."""
+    return np.argsort(np.concatenate([rows for rows, _ in places]), kind="stable")
+
+
+def read_frames(parts: Sequence[Frames], rows: NDArray[np.int64]) -> dict[str, Any]:
+    """The observations (see `envs.Obs`) of frames, which are counted over all `parts`."""
+    places = split_by_part(rows, [len(part.actions) for part in parts])
+    found = [part.read(own) for part, (_, own) in zip(parts, places, strict=True) if len(own)]
+    obs: dict[str, Any] = take_rows(concat_rows(found), joined_order(places))
+    return obs
 
 
 def frames_directory(dataset: LeRobotDataset, keys: Keys, root: Path) -> Path:

@@ -176,8 +176,11 @@ class Flow(PolicyCard):
             return
         if encoder is not None:
             state = -np.ones(cfg.state_dim)
-            said = (lambda text: text) if cfg.guidance is None else lambda text: conditioned([text])[0]
-            count = lambda sentence: len(encoder.ids(*prompt_text(said(sentence), state, cfg)))  # noqa: E731
+
+            def count(sentence: str) -> int:
+                [text] = [sentence] if cfg.guidance is None else conditioned([sentence])
+                return len(encoder.ids(*prompt_text(text, state, cfg)))
+
             yield from long_prompt(config, cfg.max_prompt_length, count)
 
     def notes(self, directory: Path, model: ModelConfig | None, seen: Observed | None = None) -> Iterator[str]:

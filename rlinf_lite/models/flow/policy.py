@@ -194,15 +194,11 @@ class FlowPolicy(Policy):
                 text = f"{name} has {len(images)} rows, and there are {len(instructions)} instructions"
                 raise ObservationError(text)
         state = self.states.normalize(read_state(obs, cfg, len(instructions)))
-        given_conditions = obs.get(CONDITION)
-        if cfg.guidance is None:
-            texts = instructions
-        else:
-            texts = conditioned(instructions, given_conditions)
-            if cfg.guidance != 1 and given_conditions is None:
-                plain = self.prompts.encode(instructions, state)
-                inputs["plain_tokens"], inputs["plain_token_mask"] = plain
+        conditions = obs.get(CONDITION)
+        texts = instructions if cfg.guidance is None else conditioned(instructions, conditions)
         inputs["tokens"], inputs["token_mask"] = self.prompts.encode(texts, state)
+        if cfg.guidance not in (None, 1) and conditions is None:
+            inputs["plain_tokens"], inputs["plain_token_mask"] = self.prompts.encode(instructions, state)
         inputs["state"] = padded(torch.tensor(state), cfg.max_state_dim)
         return {name: x.to(device) for name, x in inputs.items()}
 
