@@ -28,8 +28,10 @@ from rlinf_lite.algorithms import LossInputs, actor_critic_loss
 from rlinf_lite.config import AlgorithmConfig
 from rlinf_lite.config.schema import ModelConfig
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models.base import NOISE_KEY, Policy, recompute_in_backward
+from rlinf_lite.models.base import NOISE_KEY, Policy
 from rlinf_lite.models.flow.policy import Pi0Policy, Pi05Policy, SmolVLAPolicy
+from rlinf_lite.models.layers import prepare_layers
+from rlinf_lite.models.training_options import TrainingOptions
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.precision import autocast
 
@@ -82,7 +84,7 @@ class Contestant:
             self.acted = self._act()  # with the weights after the update
         self.act_flops = counter.get_total_flops()
         if args.checkpointing:
-            recompute_in_backward(self.policy.fsdp_units())
+            prepare_layers(self.policy, TrainingOptions(gradient_checkpointing="full"))
 
     def act_seconds(self, calls: int) -> float:
         return self._seconds(self._act, calls)

@@ -32,7 +32,7 @@ SETTINGS = [
     "rollout.pipeline_stage_num=2",
     "actor.global_batch_size=128",
     "actor.precision=bf16",
-    "model.options.gradient_checkpointing=true",
+    "model.options.gradient_checkpointing=full",
     "cluster.accelerator=cuda",
 ]
 NUM_GPUS = (1, 2, 4, 8)
@@ -42,7 +42,7 @@ CARD_BYTES = 80e9
 RESERVED_BYTES = 4 * 2**30  # CUDA contexts, NCCL, the allocator's gaps
 BEGIN, END = "<!-- begin: computed by tools/make_memory_tables.py -->", "<!-- end -->"
 ABOUT = """OpenVLA-OFT's architecture, {parameters:.2f} B parameters: one camera of 224 x 224, chunks of 8 actions of 7
-dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: true`, micro-batches of {micro}. GiB per
+dimensions, `actor.precision: bf16`, `model.options.gradient_checkpointing: full`, micro-batches of {micro}. GiB per
 GPU; a card of 80 GB has {card:.1f} GiB, of which {reserved:.0f} are left to CUDA, NCCL and the allocator's gaps."""
 
 
@@ -125,14 +125,12 @@ def row(method: str, num_gpus: int) -> str:
 
 def _activations() -> str:
     """The table of activations per sample, for one of several ranks: weights are gathered in bf16 and not copied."""
-    lines = ["| per sample, 7B, bf16 | GiB |", "|---|---|"]
-    for what, setting in {
-        "kept for the backward pass": "false",
-        "with `model.options.gradient_checkpointing`": "true",
-    }.items():
-        overrides = () if setting == "true" else ("model.options.gradient_checkpointing=false",)
-        working = computed("all weights", 2, *overrides).ranks["actor"].working
-        lines.append(f"| {what} | {working['activations'] / MICRO_BATCH / 2**30:.2f} |")
+    title = "`model.options.gradient_checkpointing`: GiB per sample, 7B, bf16"
+    lines = [f"| {title} | {' | '.join(METHODS)} |", "|---|---|---|"]
+    for way in ("none", "selective", "full"):
+        overrides = () if way == "full" else (f"model.options.gradient_checkpointing={way}",)
+        peaks = [computed(method, 2, *overrides).ranks["actor"].working["activations"] for method in METHODS]
+        lines.append(f"| {way} | {' | '.join(f'{peak / MICRO_BATCH / 2**30:.2f}' for peak in peaks)} |")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_lite.copies import to_device
 from rlinf_lite.data.proto import DataProto
 from rlinf_lite.scheduler.dispatch import split_rows
 
@@ -48,7 +49,7 @@ class Rows:
 
     def response(self, column: Tensor) -> Tensor:
         """The part of a column [B, R] of the batch that belongs to these rows and their response positions."""
-        return column[self.index, : self.response_length].to(self.input_ids.device)
+        return to_device(column[self.index, : self.response_length], self.input_ids.device)
 
 
 def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -> Rows:
@@ -62,7 +63,7 @@ def take_rows(batch: DataProto, index: np.ndarray, device: torch.device | str) -
     length = max(int(responses[rows].sum(1).max()), 1)
     kept = slice(first, prompt_columns + length)
     ids = batch.batch["input_ids"][rows, kept]
-    return Rows(rows, ids.to(device), mask[:, kept].to(device), length)
+    return Rows(rows, to_device(ids, device), to_device(mask[:, kept], device), length)
 
 
 def empty_row(batch: DataProto) -> DataProto:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from rlinf_lite.config.resources import policy_config, why_no_policy
 from rlinf_lite.envs.observations import ObservationError as ObservationError
@@ -111,6 +109,9 @@ class Policy(nn.Module, ABC):
     chosen_dim: int | None = None
     """Off-policy: how many numbers a decision chooses, where these are not its actions; `predict_action_batch` in mode
     train then has them as `chosen` [B, 1, `chosen_dim`] in its `forward_inputs`. None: the actions."""
+    compiles_layers = False
+    """Whether layers are compiled wherever gradients are recorded (`models.layers`). Scores that ratios begin with are
+    then computed with gradients too, by the same graphs."""
     relative_actions = 0
     """Number of leading action dimensions that are relative to the state at the beginning of the chunk; statistics of
     actions must be relative too."""
@@ -297,17 +298,6 @@ def read_weights_of(module: nn.Module, directory: Path) -> dict[str, Tensor]:
     tensors = read_tensors(file)
     check_tensors(module.state_dict(), tensors, str(directory))
     return tensors
-
-
-def recompute_in_backward(layers: Iterable[nn.Module]) -> None:
-    """Recompute the activations of these layers in the backward pass; only their inputs are kept. The layers must not
-    have dropout. Their own hooks are not called again when they are recomputed.
-
-    Transformers' own gradient checkpointing works only in training mode, where dropout is on and caches are dropped.
-    """
-    for layer in layers:
-        recomputed = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-        layer.forward = recomputed
 
 
 def read_policy_config(directory: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from contextvars import ContextVar
 from functools import cache
 from itertools import chain
 from threading import Lock
@@ -26,7 +25,6 @@ enabled = True
 Pass = Callable[[], Any]
 """A function without arguments that returns tensors, in nested tuples and dicts."""
 
-_under_way = ContextVar("under_way", default=False)
 _KEPT = 8
 """Recorded calls that are kept per model: the shapes of training and of evaluation, and some more."""
 _LAUNCHED = 2
@@ -55,21 +53,13 @@ def record(work: Pass, pool: Any = None) -> Pass:
     `pool`: a `torch.cuda.graph_pool_handle()`. Recordings of one pool share memory, and each overwrites the results of
     the others.
     """
-    under_way = _under_way.set(True)
     try:
-        with _Unrecordable():  # this call also does the libraries' one-time setup, which must not be recorded
+        with Unwaiting():  # this call also does the libraries' one-time setup, which must not be recorded
             work()
         return _captured(work, pool)
     except RuntimeError as error:
         _warn(str(error))
         return work
-    finally:
-        _under_way.reset(under_way)
-
-
-def is_recording() -> bool:
-    """Whether the current pass is being recorded, so that Python may not read numbers from the GPU."""
-    return not torch.compiler.is_compiling() and _under_way.get()
 
 
 class Recordings:
@@ -152,8 +142,7 @@ class Calls:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether the module has forward hooks, or compiled code, which may record itself."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._compiled_call_impl)
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...]:
@@ -185,8 +174,9 @@ def _captured(work: Pass, pool: Any) -> Pass:
     return replay
 
 
-class _Unrecordable(TorchDispatchMode):
-    """Raises RuntimeError for operations that wait for the GPU, which in a recording break the process's CUDA state."""
+class Unwaiting(TorchDispatchMode):
+    """A mode in which operations that wait for the GPU raise RuntimeError: in a recording they break the process's CUDA
+    state, in training the GPU idles meanwhile. It sees on a CPU too what reads numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self:  # in inference mode, composite operations arrive here as one

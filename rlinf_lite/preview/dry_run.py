@@ -17,6 +17,7 @@ from rlinf_lite.config.resources import start_dir
 from rlinf_lite.config.schema import Config
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
 from rlinf_lite.machine import byte_text
+from rlinf_lite.preview.checkpointing import choose
 from rlinf_lite.preview.placements import check_room
 from rlinf_lite.registry import IMPORT_PATH, env_card
 from rlinf_lite.scheduler.errors import PlacementError
@@ -42,6 +43,8 @@ def describe(config: Config | ReasoningConfig) -> str:
         "one step": "\n".join(arithmetic),
         "memory per rank, estimated": "\n".join(_memory(plan)),
     }
+    if slots(config.cluster)[0] == "cuda" and (choice := choose(plan.config)) is not None:
+        sections["the fastest gradient checkpointing that fits"] = str(choice)
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
     try:
         if placements := check_room(config):

@@ -124,6 +124,7 @@ def fake_tensors() -> Iterator[Meter]:
             swap(old, new)
 
     with (
+        torch.compiler.set_stance("force_eager"),
         FakeTensorMode(allow_non_fake_inputs=True),
         meter,
         patch.object(torch.utils, "swap_tensors", swap_changed),

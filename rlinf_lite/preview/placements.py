@@ -10,7 +10,7 @@ from typing import Any
 from rlinf_lite.config.checks import possible
 from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.names import fused_roles
-from rlinf_lite.config.plan import PLACEMENT, plan_of, slots
+from rlinf_lite.config.plan import PLACEMENT, Plan, ReasoningPlan, plan_of, slots
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
@@ -44,16 +44,9 @@ def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
     """
     if not is_auto(config.cluster):
         return []
-    from rlinf_lite.preview.memory import estimate  # loads torch
-
-    found, is_cpu = list[Candidate](), slots(config.cluster)[0] == "cpu"
-    room = free_host_bytes() if is_cpu else gpu_bytes()
+    found, is_cpu, room = list[Candidate](), slots(config.cluster)[0] == "cpu", room_for(config)
     for plan in map(plan_of, possible(config)):
-        memory, fused = estimate(plan), fused_roles(plan.config)
-        processes = [one for role, ranks in plan.placements.items() if role not in fused[1:] for one in ranks]
-        contexts = Counter(process.slots[0] for process in processes)
-        needed = max((size + contexts[slot] * CONTEXT_BYTES for slot, size in memory.slot_bytes.items()), default=0)
-        needed = memory.node_host_bytes if is_cpu else needed
+        needed = needed_bytes(plan)
         outcome = "may fit" if room is None else "fits" if needed <= room else "too large"
         found.append(Candidate(plan.config, _overrides(plan.config), needed, outcome))
     if room is None or any(one.outcome == "fits" for one in found):
@@ -66,6 +59,23 @@ def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
     text = f"is auto, and no placement fits into {where}, {byte_text(room)}. Their needs:"
     text = "\n  ".join([text, *map(str, found), f"Lower {batch}, use a smaller model, or {more}"])
     raise PlacementError(text, PLACEMENT)
+
+
+def room_for(config: Config | ReasoningConfig) -> int | None:
+    """Bytes of this machine's smallest GPU (None: not known), or of its free memory for a CPU cluster."""
+    return free_host_bytes() if slots(config.cluster)[0] == "cpu" else gpu_bytes()
+
+
+def needed_bytes(plan: Plan | ReasoningPlan) -> int:
+    """Bytes that a run needs on its fullest slot, or on the fullest node of a CPU cluster."""
+    from rlinf_lite.preview.memory import estimate  # loads torch
+
+    memory, fused = estimate(plan), fused_roles(plan.config)
+    if slots(plan.config.cluster)[0] == "cpu":
+        return memory.node_host_bytes
+    processes = [one for role, ranks in plan.placements.items() if role not in fused[1:] for one in ranks]
+    contexts = Counter(process.slots[0] for process in processes)
+    return max((size + contexts[slot] * CONTEXT_BYTES for slot, size in memory.slot_bytes.items()), default=0)
 
 
 def _overrides(placed: Config | ReasoningConfig) -> str:

@@ -153,8 +153,7 @@ def language_model(
             model.add_adapters(saved_adapters(policy_directory(directory) / ADAPTER))
         if adapts:
             model.add_adapters(config.model.lora.model_dump())
-    if config.model.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+    model.prepare(config.model)
     return model
 
 

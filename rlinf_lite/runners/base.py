@@ -209,6 +209,9 @@ class Runner(ABC):
             if self.total_steps <= (warm := cast(Any, self.cfg).algorithm.critic_warmup_steps):
                 text = f"of {self.total_steps} steps in all; only the critic trains, and the policy stays as it is"
                 self.progress.message(f"note: algorithm.critic_warmup_steps is {warm}, {text}")
+        model = cast(Any, self.cfg).model
+        if getattr(getattr(model, "options", model), "compile", False):
+            self.progress.message("note: the first update takes a minute longer or more, as layers are compiled in it")
         self.prepare()
         snapshots = self.states.snapshots
         snapshots.take(self.completed_steps, self.states.write)

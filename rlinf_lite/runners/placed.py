@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rlinf_lite.config.names import max_staleness
 from rlinf_lite.config.proposals import is_auto
 from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.file_modes import write_whole
+from rlinf_lite.preview.checkpointing import chosen
 from rlinf_lite.preview.placements import Candidate
 from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointStore, read_state
@@ -42,6 +44,7 @@ def run_placed(
     A run goes from one placement to the next through a checkpoint. So each step of a trial is a step of the training,
     with the same results as on any other placement. The trials are written to the run's `placement.json`.
     """
+    run = partial(_with_checkpointing, run)
     if not is_auto(cfg.cluster):
         return run(cfg, None)
     done: list[RunResult] = []  # one for each placement that was launched
@@ -57,6 +60,10 @@ def run_placed(
             supervisor.interrupted(steps)
         result = replace(done[-1], interrupted=True, completed_steps=steps, checkpoint=newest)
     return replace(result, evals=[summary for one in done for summary in one.evals])
+
+
+def _with_checkpointing(run: Run, cfg: Any, until: int | None) -> RunResult:
+    return run(chosen(cfg), until)
 
 
 def _try_and_keep(

@@ -146,6 +146,11 @@ class Learner:
         """The autocast context of forward passes, by `actor.precision`."""
         return autocast(self.worker.device, self.cfg.actor.precision)
 
+    def scoring(self) -> AbstractContextManager[object]:
+        """The context of passes whose results compare with those of training: without gradients, unless that would run
+        other kernels."""
+        return torch.set_grad_enabled(getattr(self.model, "compiles_layers", False))
+
     def set_learning_rate(self, step: int) -> None:
         """Set the learning rates of all parameter groups for runner step `step`: linear warm-up, then by
         `lr_scheduler`."""

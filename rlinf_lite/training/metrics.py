@@ -29,47 +29,57 @@ def advantage_metrics(advantages: Tensor, returns: Tensor, mask: Tensor, values:
 
 
 class MetricSums:
-    """Means weighted by valid positions; for names that end in `_max`, maxima."""
+    """Means weighted by valid positions; for names that end in `_max`, maxima.
+
+    What is added stays on its device until results are read, so that no micro-batch waits for the one before.
+    """
 
     def __init__(self) -> None:
-        self._means: dict[str, tuple[float, float]] = {}  # name: weighted sum, weight
-        self._maxima: dict[str, float] = {}
+        self._added: list[tuple[list[str], Tensor]] = []  # names, and their values with the weight behind them
         self._scalars: dict[str, tuple[str, list[float]]] = {}  # the same on every rank
 
-    def add(self, metrics: Mapping[str, Tensor], weight: float) -> None:
+    def add(self, metrics: Mapping[str, Tensor], weight: float | Tensor) -> None:
         """Add the metrics of one micro-batch with `weight` valid positions. Call it for 0 too, as all ranks need the
         same names."""
-        names = list(metrics)
-        values = torch.stack([metrics[name].detach().double() for name in names]).tolist()
-        for name, value in zip(names, values, strict=True):
-            full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
-            if name.endswith("_max"):
-                self._maxima[full] = max(value if weight else -math.inf, self._maxima.get(full, -math.inf))
-            else:
-                total, weights = self._means.get(full, (0.0, 0.0))
-                self._means[full] = (total + (value * weight if weight else 0.0), weights + weight)
+        values = [x.detach().double() for x in metrics.values()]
+        if values:
+            values.append(weight.double() if isinstance(weight, Tensor) else values[0].new_full((), weight))
+            self._added.append((list(metrics), torch.stack(values)))
 
     def add_scalar(self, name: str, value: float, how: str = "mean") -> None:
         """Add a number that is the same on every rank. `how`: mean or sum over calls."""
         self._scalars.setdefault(name, (how, []))[1].append(value)
 
     def merge(self, other: MetricSums) -> None:
-        for name, (total, weight) in other._means.items():
-            own_total, own_weight = self._means.get(name, (0.0, 0.0))
-            self._means[name] = (own_total + total, own_weight + weight)
-        for name, value in other._maxima.items():
-            self._maxima[name] = max(value, self._maxima.get(name, -math.inf))
+        self._added += other._added
+
+    def _summed(self) -> tuple[dict[str, tuple[float, float]], dict[str, float]]:
+        """Sums and weights by name, and maxima by name."""
+        means: dict[str, tuple[float, float]] = {}
+        maxima: dict[str, float] = {}
+        flat = torch.cat([x.to(self._added[-1][1].device) for _, x in self._added]).tolist() if self._added else []
+        for names, _ in self._added:
+            values, weight, flat = flat[: len(names)], flat[len(names)], flat[len(names) + 1 :]
+            for name, value in zip(names, values, strict=True):
+                full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
+                if name.endswith("_max"):
+                    maxima[full] = max(value if weight else -math.inf, maxima.get(full, -math.inf))
+                else:
+                    total, weights = means.get(full, (0.0, 0.0))
+                    means[full] = (total + (value * weight if weight else 0.0), weights + weight)
+        return means, maxima
 
     def result(self, over_ranks: Callable[..., Tensor]) -> dict[str, float]:
         """Means and maxima over all ranks' positions, and the effective sample size; metrics without positions are left
         out. `over_ranks(tensor, op)` reduces a tensor over ranks; without `op` it sums."""
-        names, maxima = sorted(self._means), sorted(self._maxima)
+        of_names, of_maxima = self._summed()
+        names, maxima = sorted(of_names), sorted(of_maxima)
         result: dict[str, float] = {}
         if maxima:
-            found = over_ranks(torch.tensor([self._maxima[name] for name in maxima], dtype=torch.float64), ReduceOp.MAX)
+            found = over_ranks(torch.tensor([of_maxima[name] for name in maxima], dtype=torch.float64), ReduceOp.MAX)
             result |= {name: x for name, x in zip(maxima, found.tolist(), strict=True) if x > -math.inf}
         if names:
-            sums = over_ranks(torch.tensor([self._means[name] for name in names], dtype=torch.float64))
+            sums = over_ranks(torch.tensor([of_names[name] for name in names], dtype=torch.float64))
             result |= {name: s / w for name, (s, w) in zip(names, sums.tolist(), strict=True) if w > 0}
         if _SQUARE in result:  # (sum w)^2 / (n sum w^2)
             square = result.pop(_SQUARE)

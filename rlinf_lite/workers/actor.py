@@ -29,6 +29,7 @@ from rlinf_lite import algorithms
 from rlinf_lite.config import Config
 from rlinf_lite.config.names import compared_staleness, recomputed_logprobs
 from rlinf_lite.config.resources import start_dir
+from rlinf_lite.copies import to_device
 from rlinf_lite.data.demonstrations import (
     DemonstrationPool,
     Demonstrations,
@@ -351,8 +352,8 @@ class EmbodiedFSDPActor(Worker):
         def loss_fn(policy: Policy, inputs: dict[str, Tensor], found: MetricSums) -> Tensor:
             """This part's share of the mean loss over all ranks' actions."""
             with self.learner.autocast():
-                loss = policy.sft_loss({name: x.to(self.device) for name, x in inputs.items()})
-            weight = float(inputs["mask"].sum())
+                loss = policy.sft_loss({name: to_device(x, self.device) for name, x in inputs.items()})
+            weight = float(inputs["mask"].numpy().sum())
             found.add({"sft_loss": loss}, weight)
             return loss * (weight * self.world_size / num_actions)
 
@@ -381,26 +382,27 @@ class EmbodiedFSDPActor(Worker):
         algorithm, batch, device = self.cfg.algorithm, self.batch, self.device
         empty = len(part) == 0
         index = torch.zeros(1, dtype=torch.int64) if empty else torch.from_numpy(part)
-        mask = batch.mask[index].to(device) & (not empty)
+        mask = to_device(batch.mask[index], device) & (not empty)
         with self.learner.autocast():
-            output = policy({name: x[index].to(device) for name, x in batch.forward_inputs.items()})
-        acted, proximal = batch.acted[index].to(device), batch.proximal[index].to(device)
+            output = policy({name: to_device(x[index], device) for name, x in batch.forward_inputs.items()})
+        acted, proximal = (to_device(x[index], device) for x in (batch.acted, batch.proximal))
         level, shape = algorithm.logprob_type, acted.shape[1:]
 
         def at_level(x: Tensor) -> Tensor:  # [b, 1 or C] -> positions
-            return algorithms.expand_to_level(x.to(device), level, *shape)
+            return algorithms.expand_to_level(to_device(x, device), level, *shape)
 
         def summed(logprobs: Tensor) -> Tensor:  # [b, C, D] -> positions
             return algorithms.sum_to_level(torch.where(executed, logprobs, 0.0), level)
 
         executed, positions = mask[..., None], self._position_mask(mask)
         if self.unchanged and not recomputed_logprobs(self.cfg)[0]:
-            self._measure_drift(output.logprobs.detach(), acted, mask, batch.versions[index].to(device), found)
+            versions = to_device(batch.versions[index], device)
+            self._measure_drift(output.logprobs.detach(), acted, mask, versions, found)
         weights, corrected = None, {}
         measured = positions
         if algorithm.correction.kind != "none" or recomputed_logprobs(self.cfg)[0]:
             if algorithm.correction.proximal == "interpolate":
-                versions = batch.versions[index, None, None].to(device)
+                versions = to_device(batch.versions[index, None, None], device)
                 proximal = algorithms.interpolated_proximal(output.logprobs, acted, versions, self.version)
                 measured = positions & (self.version - versions[:, 0] > 1)  # for newer ones, proximal equals acted
             correction = algorithms.correction(
@@ -419,14 +421,14 @@ class EmbodiedFSDPActor(Worker):
             returns=at_level(batch.returns[index]) if with_values else None,
             weights=weights,
             behaviour_logprobs=summed(acted),
-            teacher_logprobs=None if batch.teacher is None else summed(batch.teacher[index].to(device)),
-            denominator=denominator.to(device),
+            teacher_logprobs=None if batch.teacher is None else summed(to_device(batch.teacher[index], device)),
+            denominator=to_device(denominator, device),
             dp_size=self.world_size,
         )
         outputs = algorithms.actor_critic_loss(algorithm.loss_type, inputs, algorithm)
-        found.add(outputs.metrics, weight=float(positions.sum()))
+        found.add(outputs.metrics, weight=positions.sum())
         if corrected:
-            found.add(corrected, weight=float(measured.sum()))
+            found.add(corrected, weight=measured.sum())
         return outputs.loss
 
     def _measure_drift(
@@ -436,7 +438,7 @@ class EmbodiedFSDPActor(Worker):
         same weights acted on: version `of`, or None for the present version."""
         same = mask[..., None] & (versions == (self.version if of is None else of))[:, None, None]
         drift, num_elements = torch.where(same, now - acted, 0.0).abs().sum(), same.sum() * acted.shape[2]
-        sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=float(num_elements))
+        sums.add({"rollout/logprob_drift": drift / num_elements.clamp(min=1)}, weight=num_elements)
 
     def _measure_earlier(self, sums: MetricSums) -> None:
         """Measure the drift for samples of the kept earlier weights, on at most one micro-batch."""
@@ -468,9 +470,9 @@ class EmbodiedFSDPActor(Worker):
         parts = np.array_split(np.arange(num_samples), -(-num_samples // self.cfg.actor.micro_batch_size))
 
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
-            with torch.no_grad(), learner.autocast():
+            with learner.scoring(), learner.autocast():
                 rows = torch.from_numpy(index[part])
-                return compute(policy, {name: x[rows].to(self.device) for name, x in inputs.items()})
+                return compute(policy, {name: to_device(x[rows], self.device) for name, x in inputs.items()})
 
         kept: dict[str, Tensor] = {}
         for part, found in zip(parts, learner.passes(of_part, parts), strict=True):
@@ -479,7 +481,7 @@ class EmbodiedFSDPActor(Worker):
             for name, x in found.items():
                 if name not in kept:
                     kept[name] = torch.empty(num_samples, *x.shape[1:], dtype=x.dtype)
-                kept[name][torch.from_numpy(part)] = x.cpu()
+                kept[name][torch.from_numpy(part)] = x.detach().cpu()
         return kept
 
     def _position_mask(self, mask: Tensor) -> Tensor:

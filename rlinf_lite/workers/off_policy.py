@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rlinf_lite.algorithms.off_policy import ActorInputs, CriticInputs, OffPolicyLosses, temperature_loss
+from rlinf_lite.copies import to_device
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.envs.observations import take_rows
 from rlinf_lite.models import Policy
@@ -348,7 +349,7 @@ class OffPolicyActor(EmbodiedFSDPActor):
         index = torch.from_numpy(part)
 
         def moved(x: Tensor) -> Tensor:
-            return x[index].to(self.device)
+            return to_device(x[index], self.device)
 
         return Transitions(
             inputs={name: moved(x) for name, x in batch.inputs.items()},

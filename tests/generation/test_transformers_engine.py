@@ -13,6 +13,7 @@ from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.sampling import uniform_noise
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
+from rlinf_lite.models.training_options import TrainingOptions
 from tests.models.zoo import tiny_model
 
 LLAMA = preset("tiny") | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3}
@@ -136,7 +137,7 @@ def test_samples_of_a_prompt_differ_and_keys_repeat_them():
 
 def test_a_model_in_training_mode_stays_in_it():
     model = make().train()
-    model.gradient_checkpointing_enable()
+    model.prepare(TrainingOptions(gradient_checkpointing="full"))
     params, keys = SamplingParams(5), sequence_keys(0, [0], 1)
     done = TransformersEngine(model, 4, 40).generate([[7, 8]], params, keys)
     assert model.training

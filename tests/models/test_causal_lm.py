@@ -13,6 +13,7 @@ from rlinf_lite.models import CheckpointFormatError
 from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, SequenceShapeError
 from rlinf_lite.models.text.presets import CHAR_VOCAB_SIZE, preset
+from rlinf_lite.models.training_options import TrainingOptions
 from rlinf_lite.shipped import shipped
 from rlinf_lite.training.precision import cast_parameters
 from rlinf_lite.workers.reasoning.base import build_model
@@ -102,7 +103,7 @@ def test_checkpointing_keeps_the_gradients():
         layer = model.language_model.model.layers[0].mlp.up_proj
         layer.register_forward_hook(lambda *_, checkpointing=checkpointing: passes.append(checkpointing))
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            model.prepare(TrainingOptions(gradient_checkpointing="full"))
         model(ids, mask, 4).logprobs.mean().backward()
         gradients.append(layer.weight.grad)
     torch.testing.assert_close(*gradients)

@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 from rlinf_lite.models.text import causal_lm
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel
 from rlinf_lite.models.text.presets import preset
+from rlinf_lite.models.training_options import TrainingOptions
 from rlinf_lite.training.sharding import full_policy_state, load_policy_state
 from rlinf_lite.training.strategies import init_process_group
 from tests.ranks import spawn
@@ -19,7 +20,7 @@ def make(cls, checkpointing=True):
     torch.manual_seed(0)
     model = cls.from_config(CONFIG).train()
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        model.prepare(TrainingOptions(gradient_checkpointing="full"))
     return model
 
 

@@ -17,6 +17,7 @@ from rlinf_lite.generation import SamplingParams, sequence_keys
 from rlinf_lite.generation.engine import TransformersEngine
 from rlinf_lite.models.text.causal_lm import CausalLM, CausalValueModel, UnsupportedModelError
 from rlinf_lite.models.text.supported import check_supported
+from rlinf_lite.models.training_options import TrainingOptions
 from tests.models.zoo import FAMILIES, VOCAB_SIZE, names, tiny_config, tiny_model
 
 MULTIMODAL = names("""
@@ -115,7 +116,7 @@ def test_family(family):
         return
     check_supported(model, LONGEST)
     if model.fsdp_units():
-        model.gradient_checkpointing_enable()
+        model.prepare(TrainingOptions(gradient_checkpointing="full"))
     ids, mask = padded(tokens)
     output = model(ids, mask, RESPONSE)
     for found, (logprobs, limit) in zip(output.logprobs, expected, strict=True):

@@ -14,6 +14,7 @@ from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import plan_of
 from rlinf_lite.models.text.causal_lm import CausalLM
 from rlinf_lite.models.text.presets import preset
+from rlinf_lite.models.training_options import TrainingOptions
 from rlinf_lite.preview.dry_run import describe
 from rlinf_lite.preview.fake import Meter
 from rlinf_lite.preview.memory import Estimate, estimate
@@ -122,7 +123,7 @@ def test_activations_are_those_of_a_real_pass(checkpointing: bool) -> None:
     with Meter() as meter:
         model = CausalLM.from_config(preset("tiny"))
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            model.prepare(TrainingOptions(gradient_checkpointing="full"))
         measured = meter.activations(model, loss)
     assert found.ranks["actor"].working["activations"] == pytest.approx(measured, rel=0.02)
 

@@ -16,10 +16,12 @@ from rlinf_lite.config.plan import observed
 from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models import NOISE_KEY, build_policy
 from rlinf_lite.models.check import random_obs
+from rlinf_lite.models.graphs import Unwaiting
 from rlinf_lite.models.sampling import noise_keys
 from rlinf_lite.preview.memory import spec_of
 from rlinf_lite.runners import experience
 from rlinf_lite.scheduler import Worker
+from rlinf_lite.training.learner import Learner
 from rlinf_lite.weights import WeightRoutes
 from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
@@ -227,10 +229,14 @@ def rank_main(rank: int, port: int, directory: Path, kinds: list[str]) -> None:
     all_steps(directory, kinds, rank, 2, port)
 
 
-def logged_of(directory: Path, kinds: list[str]) -> Logged:
+def save_language_model(directory: Path) -> None:
     start = placed(LanguageActor(load_config("math/math_arithmetic_ppo", [])), 0, 1, 0)
     start.init(None, WeightRoutes([0], [0]), 10)
     start.save_policy(str(directory))
+
+
+def logged_of(directory: Path, kinds: list[str]) -> Logged:
+    save_language_model(directory)
     all_steps(directory, kinds)
     spawn(rank_main, 2, directory, kinds)
     one, *two = (json.loads((directory / f"metrics_{name}.json").read_text()) for name in ("1_0", "2_0", "2_1"))
@@ -285,3 +291,28 @@ def test_what_is_clipped_or_rejected_is_some_of_all(logged: Logged) -> None:
         ("language, PPO", "critic/value_clip_fraction"),
     ):
         assert 0.02 < logged[kind]["one pass"][0][f"train/{name}"] < 0.98, name
+
+
+@pytest.mark.parametrize("kind", [*ROBOTS, *LANGUAGE])
+def test_no_micro_batch_waits_for_the_device(kind: str, tmp_path: Path) -> None:
+    """Python reads no number between a micro-batch's beginning and the end of its backward pass. With sdpa,
+    transformers reads one of a language model: whether there is padding."""
+    passes, counted = Learner.passes, []
+
+    def unwaiting(self: Learner, compute: Any, micro_batches: Any) -> Any:
+        def without_waiting(model: Any, micro_batch: Any) -> Any:
+            counted.append(1)
+            with Unwaiting():
+                return compute(model, micro_batch)
+
+        return passes(self, without_waiting, micro_batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "passes", unwaiting)
+        if kind in ROBOTS:
+            robot_steps(kind, 3)
+        else:
+            patch.setitem(LANGUAGE, kind, (*LANGUAGE[kind], "model.attn_implementation=eager", "cluster.fuse=null"))
+            save_language_model(tmp_path)
+            language_steps(kind, 3, str(tmp_path))
+    assert counted

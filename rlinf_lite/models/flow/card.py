@@ -19,7 +19,6 @@ from rlinf_lite.cards import (
     PositiveInt,
     Problem,
     ProblemError,
-    Section,
 )
 from rlinf_lite.config.resources import policy_config, tokenizer_dirs
 from rlinf_lite.config.rules.cards import imitates_no_state, long_prompt, task_sentences
@@ -32,6 +31,7 @@ from rlinf_lite.models.flow.config import (
     with_run_settings,
 )
 from rlinf_lite.models.lora import LoraOptions, other_adapters
+from rlinf_lite.models.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -42,7 +42,7 @@ Method = Literal["flow_sde", "flow_noise", "flow_cps"]
 Joint = Literal["sum", "mean"]
 
 
-class FlowOptions(Section):
+class FlowOptions(TrainingOptions):
     size: Literal["tiny", "published"] = "tiny"
     """From random weights: about 0.8 M parameters, or as published. A checkpoint brings its own."""
     num_steps: PositiveInt | None = None
@@ -103,8 +103,6 @@ class FlowOptions(Section):
     and the heads, train without adapters."""
     value_hidden_sizes: list[PositiveInt] | None = None
     """Widths of the value head's hidden layers. null: the checkpoint's; [512, 256, 128]."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
 
 
 class Flow(PolicyCard):
@@ -112,7 +110,7 @@ class Flow(PolicyCard):
 
     Options = FlowOptions
     reads_condition = True
-    free_options = ("gradient_checkpointing", "long_prompts")
+    free_options = ("gradient_checkpointing", "compile", "long_prompts")
 
     def recognises(self, directory: Path, config: Mapping[str, Any]) -> bool:
         from rlinf_lite.models.flow.published import published_family

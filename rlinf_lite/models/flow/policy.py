@@ -27,7 +27,6 @@ from rlinf_lite.models.base import (
     PolicyInputs,
     PolicyOutput,
     read_policy_config,
-    recompute_in_backward,
     row_noise_keys,
     tokenizer_files,
 )
@@ -59,6 +58,7 @@ from rlinf_lite.models.flow.networks import Prefix, build_network, init_weights
 from rlinf_lite.models.flow.published import read_config
 from rlinf_lite.models.flow.sampler import Sampler, Velocity, head_std, velocity_error
 from rlinf_lite.models.graphs import Calls
+from rlinf_lite.models.layers import prepare_layers
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.sampling import START_NOISE
 from rlinf_lite.shipped import shipped
@@ -374,8 +374,7 @@ class FlowPolicy(Policy):
         for name in _VLM if frozen else ():
             self.network.get_submodule(name).requires_grad_(False)
         self._prefix_is_fixed, self._keep_prefix = frozen, frozen and cfg.options.keep_prefix
-        if cfg.options.gradient_checkpointing:
-            recompute_in_backward(self.fsdp_units())
+        prepare_layers(self, cfg.options)
         return self
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:

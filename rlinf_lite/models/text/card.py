@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlinf_lite.cards import Card, Problem, Section
+from rlinf_lite.cards import Card, Problem
 from rlinf_lite.models.lora import ADAPTER, ADAPTER_CONFIG, LanguageLoraOptions
 from rlinf_lite.models.text.presets import preset
+from rlinf_lite.models.training_options import TrainingOptions
 from rlinf_lite.registry import install_command, is_installed
 
 if TYPE_CHECKING:
@@ -21,13 +22,11 @@ SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 AttnImplementation = Literal["sdpa", "flash_attention_2", "eager"]
 
 
-class LanguageModelOptions(Section):
+class LanguageModelOptions(TrainingOptions):
     size: Literal["tiny", "small"] = "tiny"
     """A Llama over characters with random weights, of 0.8 M or 4.7 M parameters. Not used with `rollout.model_dir`."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels in training; generation uses sdpa."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
     lora: LanguageLoraOptions = LanguageLoraOptions()
     """Adapters that train instead of the policy's weights. A critic has none; all its weights train."""
 
@@ -36,7 +35,7 @@ class LanguageModel(Card):
     """A causal language model in transformers' layout, or a small one from random weights."""
 
     Options = LanguageModelOptions
-    free_options = ("attn_implementation", "gradient_checkpointing")
+    free_options = ("attn_implementation", "gradient_checkpointing", "compile")
 
     def positions(self, config: ReasoningConfig) -> int | None:
         """Largest number of tokens in a sequence of the model; None if its directory does not say."""

@@ -36,7 +36,8 @@ from transformers import (
 )
 
 from rlinf_lite.file_modes import follow_umask
-from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config, recompute_in_backward
+from rlinf_lite.models.base import CheckpointFormatError, check_tensors, read_policy_config
+from rlinf_lite.models.layers import prepare_layers
 from rlinf_lite.models.lora import (
     ADAPTER,
     ADAPTER_CONFIG,
@@ -46,6 +47,7 @@ from rlinf_lite.models.lora import (
     merge_adapters,
 )
 from rlinf_lite.models.tensor_files import write_tensors
+from rlinf_lite.models.training_options import TrainingOptions
 
 _TOKENIZER = ("tokenizer*", "*.jinja", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 _CARRIED = (*_TOKENIZER, "generation_config.json", "LICENSE")
@@ -87,6 +89,7 @@ class LanguageModel(nn.Module):
 
     lora: dict[str, Any]
     """Options of the adapters: `rank`, `alpha` and `targets`; empty: there are none."""
+    compiles_layers = False  # as in `Policy`
 
     _auto: ClassVar[Any]
     _may_lack: ClassVar[tuple[str, ...]] = ()
@@ -238,16 +241,19 @@ class LanguageModel(nn.Module):
             for name, x in own.items():
                 x.copy_(found[name])
 
-    def gradient_checkpointing_enable(self) -> None:
-        """Recompute every layer in the backward pass instead of keeping its activations; call before sharding.
-        Raises UnsupportedModelError if the model's family does not name its layers."""
-        layers = self.fsdp_units()
-        if not layers:
-            raise UnsupportedModelError(
-                f"model.gradient_checkpointing: models of type {self.language_model.config.model_type!r} do not name "
-                "their layers. Set it to false"
-            )
-        recompute_in_backward(layers)
+    def prepare(self, options: TrainingOptions) -> None:
+        """Have the layers train as `options` say; call before sharding. Raises UnsupportedModelError if the model's
+        family does not name its layers."""
+        for key, value, off in (
+            ("gradient_checkpointing", options.gradient_checkpointing, "none"),
+            ("compile", options.compile, False),
+        ):
+            if value != off and not self.fsdp_units():
+                kind = self.language_model.config.model_type
+                raise UnsupportedModelError(
+                    f"model.{key}: models of type {kind!r} do not name their layers. Set it to {str(off).lower()}"
+                )
+        prepare_layers(self, options)
 
     def fsdp_units(self) -> list[nn.Module]:
         """The decoder layers, which are sharded one by one, before the model itself."""

@@ -13,12 +13,12 @@ from rlinf_lite.cards import (
     PositiveInt,
     Problem,
     ProblemError,
-    Section,
 )
 from rlinf_lite.config.resources import tokenizer_dirs
 from rlinf_lite.config.rules.cards import imitates_no_state, long_prompt, misfits, task_sentences
 from rlinf_lite.models.lora import LoraOptions, other_adapters
 from rlinf_lite.models.text.card import AttnImplementation, attention_problems
+from rlinf_lite.models.training_options import TrainingOptions
 
 if TYPE_CHECKING:
     from rlinf_lite.config import Config
@@ -30,7 +30,7 @@ class OpenVLALoraOptions(LoraOptions):
     """Checkpoints hold the base weights too; false: only adapters, value head and the path of the base weights."""
 
 
-class OpenVLAOptions(Section):
+class OpenVLAOptions(TrainingOptions):
     size: Literal["tiny", "small", "7b"] = "tiny"
     """From random weights: 0.9 M, 5 M or 7 B parameters. A checkpoint brings its own."""
     parallel_decoding: bool | None = None
@@ -51,10 +51,6 @@ class OpenVLAOptions(Section):
     """Number of tokens that every prompt is padded to. null: the checkpoint's."""
     attn_implementation: AttnImplementation = "sdpa"
     """Attention kernels."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer in the backward pass instead of keeping its activations."""
-    compile: bool = False
-    """torch.compile every layer."""
     sft_label_sigma: NonNegativeFloat = 0.0
     """Standard deviation of the labels, Gaussians over the action bins on [-1, 1]; 0: the label is one bin."""
     lora: OpenVLALoraOptions = OpenVLALoraOptions()

@@ -24,12 +24,12 @@ from rlinf_lite.models.base import (
     PolicyInputs,
     PolicyOutput,
     read_policy_config,
-    recompute_in_backward,
     row_noise_keys,
     tokenizer_files,
 )
-from rlinf_lite.models.graphs import Calls, is_recording
+from rlinf_lite.models.graphs import Calls
 from rlinf_lite.models.heads import CategoricalTokens
+from rlinf_lite.models.layers import prepare_layers
 from rlinf_lite.models.lora import add_adapters, lacks_adapters, merge_adapters
 from rlinf_lite.models.text.causal_lm import logits_cap, logits_scale
 from rlinf_lite.models.vla import checkpoint
@@ -277,7 +277,7 @@ class OpenVLAPolicy(Policy):
         positions = (mask.cumsum(1) - 1)[:, -x.shape[1] :]
         config = self.language_model.config
         sees_all = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
-        if is_recording() and config._attn_implementation == "sdpa" and sees_all:
+        if config._attn_implementation == "sdpa" and sees_all:
             # a full mask: transformers would read back from the GPU whether there is padding
             columns = torch.arange(mask.shape[1], device=mask.device)
             seen = columns <= columns[-x.shape[1] :, None] if causal else columns >= columns[:1]
@@ -355,11 +355,7 @@ class OpenVLAPolicy(Policy):
                 )
             self._add_adapters(lora)
             self.cfg = replace(self.cfg, lora=lora)
-        if options.gradient_checkpointing:
-            recompute_in_backward(self.fsdp_units())
-        if options.compile:
-            for unit in self.fsdp_units():
-                unit.compile()
+        prepare_layers(self, options)
         return self
 
     def _add_adapters(self, lora: Mapping[str, Any]) -> None:

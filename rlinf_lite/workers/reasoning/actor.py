@@ -133,7 +133,7 @@ class LanguageActor(LanguageModelWorker):
                 proximal = algorithms.interpolated_proximal(logprobs, behaviour, versions, self.version)
                 compared = mask & (self.version - versions > 1)  # for newer ones, proximal equals behaviour
             corrected = algorithms.correction(proximal, behaviour, mask, algorithm.correction, compared)
-            weights, measured = corrected.weights, [(corrected.metrics, float(compared.sum()))]
+            weights, measured = corrected.weights, [(corrected.metrics, compared.sum())]
         inputs = algorithms.LossInputs(
             logprobs=logprobs,
             old_logprobs=proximal,
@@ -153,11 +153,11 @@ class LanguageActor(LanguageModelWorker):
             mean_kl = algorithms.aggregate_loss(kl, mask, algorithm.loss_agg_mode, inputs.denominator, inputs.dp_size)
             loss = loss + algorithm.kl.coef * mean_kl
             metrics["ref_kl"] = algorithms.masked_mean(kl.detach(), mask)
-        measured.append((metrics, float(mask.sum())))
+        measured.append((metrics, mask.sum()))
         if data.meta_info["first"] and not recomputed_logprobs(self.cfg)[0]:
             same = mask & (versions == self.version)
             drift = algorithms.masked_mean((logprobs.detach() - behaviour).abs(), same)
-            measured.append(({"rollout/logprob_drift": drift}, float(same.sum())))
+            measured.append(({"rollout/logprob_drift": drift}, same.sum()))
         return loss, measured
 
     def _supervised_loss(self, model: LanguageModel, data: DataProto, rows: Rows) -> tuple[Tensor, list[Measured]]:
@@ -166,7 +166,7 @@ class LanguageActor(LanguageModelWorker):
         loss = algorithms.aggregate_loss(
             losses, mask, "token-mean", data.meta_info["denominator"], self.learner.dp_size
         )
-        return loss, [({"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, float(mask.sum()))]
+        return loss, [({"sft_loss": algorithms.masked_mean(losses.detach(), mask)}, mask.sum())]
 
 
 class LanguageReference(LanguageModelWorker):

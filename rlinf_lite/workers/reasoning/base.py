@@ -32,7 +32,7 @@ MESH = "dp x tp"
 """The mesh of a role's ranks; ranks with the same rows form one model together."""
 MicroBatch = tuple[DataProto, Rows, float]
 """(batch, rows of it, weight). The weight is 1, or 0 for rows that only keep this rank in step with the others."""
-Measured = tuple[dict[str, Tensor], float]
+Measured = tuple[dict[str, Tensor], Tensor]
 """(metrics, with the same names on all ranks; the number of positions that they are means over)."""
 LossFn = Callable[[Any, DataProto, Rows], tuple[Tensor, list[Measured]]]
 """Maps (model, batch, rows) to the rows' share of the loss over all ranks, and what was measured."""
@@ -54,8 +54,8 @@ class LanguageModelWorker(Worker):
         `Learner.start_training`. Raises UnsupportedModelError."""
         cfg = self.cfg
         be_deterministic(self.device, cfg.runner.deterministic)  # before the first matrix product
-        if optim is not None and cfg.model.gradient_checkpointing:
-            model.gradient_checkpointing_enable()
+        if optim is not None:
+            model.prepare(cfg.model)
         with torch_threads(training_threads(cfg.actor.num_threads, self.local_world_size)):
             check_supported(model.to(self.device), max_length(cfg))  # before the model is sharded
         self.learner = Learner(self, model, cfg, name, cfg.actor.tensor_model_parallel_size)
@@ -76,13 +76,13 @@ class LanguageModelWorker(Worker):
         column = torch.zeros(mask.shape)
 
         def compute(model: LanguageModel, micro_batch: MicroBatch) -> tuple[Tensor, MicroBatch]:
-            with torch.no_grad(), self.learner.autocast():
+            with self.learner.scoring(), self.learner.autocast():
                 return forward(model, micro_batch[1]), micro_batch
 
         for values, (_, rows, weight) in self.learner.passes(compute, self._micro_batches(batch)):
             if weight:
                 valid = mask[rows.index, : rows.response_length]
-                column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
+                column[rows.index, : rows.response_length] = torch.where(valid, values.detach().float().cpu(), 0.0)
         return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn, sums: MetricSums) -> dict[str, Any]:

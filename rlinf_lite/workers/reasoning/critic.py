@@ -74,4 +74,4 @@ class LanguageCritic(LanguageModelWorker):
             dp_size=self.learner.dp_size,
         )
         outputs = value_loss(inputs, self.cfg.algorithm)
-        return outputs.loss, [(outputs.metrics, float(mask.sum()))]
+        return outputs.loss, [(outputs.metrics, mask.sum())]
