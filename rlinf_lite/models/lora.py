@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import NonNegativeInt, PositiveInt, Problem, Section
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 USUAL_TARGETS = (
@@ -117,11 +118,21 @@ def add_adapters(
             raise ValueError(f"{key}.targets: {name} {what}")
         if module in layers and policy.get_submodule(name) is module:  # peft replaces only its first name
             policy.set_submodule(name, layers[module])
-    for layer in layers.values():  # autocast would undo peft's cast to the adapters' type
-        layer.cast_input_dtype_enabled = False
+    for layer in layers.values():
+        layer.forward = MethodType(_adapted, layer)
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
         parameter.requires_grad_("lora_" in name or whole)
+
+
+def _adapted(layer: Any, x: Tensor) -> Tensor:
+    """What peft's own forward computes of one adapter without dropout, in one operation less or two: the adapter's last
+    product is added to the layer's own while it is computed, its scaling included. Inputs are not cast, as autocast
+    would undo it."""
+    (name,) = layer.active_adapters
+    own: Tensor = layer.base_layer(x)
+    low, weight = layer.lora_A[name](x), layer.lora_B[name].weight
+    return own.flatten(0, -2).addmm(low.flatten(0, -2), weight.t(), alpha=layer.scaling[name]).view_as(own)
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """LoRA: what trains, what is sent to rollout workers, and that adapters start as no change."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -54,30 +55,55 @@ def test_adapters_start_as_no_change_and_the_rest_stays_frozen():
     assert changed <= names and any("lora_B" in name for name in changed)
 
 
-def test_adapters_take_inputs_as_they_come():
-    """Under autocast peft would cast each input to the adapters' type, and autocast cast it back: the same numbers."""
-    policy = make_policy(lora={"rank": 4}).eval()
-    layers = [layer for layer in policy.modules() if isinstance(layer, LoraLayer)]
-    with torch.no_grad():
+@pytest.mark.parametrize("alpha", [None, 8], ids=["scaled by 1", "scaled by 2"])
+def test_adapters_compute_what_pefts_do_in_fewer_operations(alpha):
+    found, counts = [], []
+    for of_peft in (True, False):
+        policy = make_policy(lora={"rank": 4, "alpha": alpha}).train()
+        layers = [layer for layer in policy.modules() if isinstance(layer, LoraLayer)]
         for layer in layers:
-            layer.lora_B["default"].weight.normal_()
+            layer.lora_B["default"].weight.data.normal_(0, 0.1)
+            if of_peft:
+                del layer.forward
+        inputs = policy.predict_action_batch(make_obs()).forward_inputs
+        with _Count() as count:
+            output = policy(inputs)
+            (output.logprobs.mean() + output.values.mean()).backward()
+        counts.append(count)
+        found.append({name: p.grad for name, p in policy.named_parameters() if p.requires_grad})
+        found[-1]["logprobs"] = output.logprobs.detach()
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+    of_peft, own = ({name: count.numbers[f"aten.{name}"] for name in _LAUNCHED} for count in counts)
+    assert of_peft["mul.Tensor"] - own["mul.Tensor"] == 2 * len(layers)  # one forwards, one backwards
+    assert of_peft["add.Tensor"] - own["add.Tensor"] == len(layers)
+    assert own["mm.default"] + own["addmm.default"] == of_peft["mm.default"] + of_peft["addmm.default"]
+
+
+def test_adapters_take_inputs_as_they_come():
+    """Under autocast peft would cast each input to the adapters' type, and autocast cast it back."""
+    policy = make_policy(lora={"rank": 4}).eval()
     inputs = policy.predict_action_batch(make_obs()).forward_inputs
     found = []
-    for casts in (False, True):
-        for layer in layers:
-            assert casts or not layer.cast_input_dtype_enabled
-            layer.cast_input_dtype_enabled = casts
-        with _Casts() as count, torch.no_grad(), autocast("cpu", "bf16"):
-            logprobs = policy(inputs).logprobs
-        found.append((count.number, logprobs))
-    assert torch.equal(found[0][1], found[1][1]) and found[0][0] < found[1][0]
+    for of_peft in (False, True):
+        for layer in (layer for layer in policy.modules() if of_peft and isinstance(layer, LoraLayer)):
+            del layer.forward
+        with _Count() as count, torch.no_grad(), autocast("cpu", "bf16"):
+            policy(inputs)
+        found.append(count.numbers["aten._to_copy.default"])
+    assert found[0] < found[1]
 
 
-class _Casts(TorchDispatchMode):
-    number = 0
+_LAUNCHED = ("mm.default", "addmm.default", "mul.Tensor", "add.Tensor")
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.numbers = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.number += func is torch.ops.aten._to_copy.default
+        self.numbers[str(func)] += 1
         return func(*args, **(kwargs or {}))
 
 
