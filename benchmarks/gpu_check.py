@@ -35,6 +35,9 @@ from weight_sync_bench import Actor, Rollout, Sync
 from rlinf_lite.config import load_config
 from rlinf_lite.config.explain import yaml_text
 from rlinf_lite.config.plan import plan_of
+from rlinf_lite.models.text.causal_lm import CausalLM
+from rlinf_lite.models.text.presets import preset
+from rlinf_lite.models.training_options import Recompute, TrainingOptions
 from rlinf_lite.preview.memory import estimate
 from rlinf_lite.scheduler import Cluster, wait_all
 from rlinf_lite.training.precision import autocast
@@ -105,6 +108,39 @@ def pi0(rehearse: bool) -> dict[str, Any]:
     return _policy("pi0", rehearse, size="published", trainable="expert", keep_prefix=True)
 
 
+@row(300)
+def updates(rehearse: bool) -> dict[str, Any]:
+    """Updates of OpenVLA-7B with LoRA of rank 32 and of pi0's expert with its prefix kept, bf16, by what the backward
+    pass computes again, compiled or not: milliseconds, GiB, seconds of the first two, and the mean distance of
+    log-probabilities from those of layers that are neither."""
+    found: dict[str, Any] = {}
+    lora: tuple[str, str, dict[str, Any]] = ("openvla", "7b", {})
+    pi0_expert: tuple[str, str, dict[str, Any]] = ("pi0", "published", {"trainable": "expert", "keep_prefix": True})
+    ways: list[tuple[Recompute, bool]] = [("none", False), ("none", True), ("full", True), ("selective", True)]
+    ways += [("selective", False), ("full", False)]
+    for (name, size, options), tried in ((lora, ways), (pi0_expert, ways[:2])):
+        args = _args(rehearse, 32 if name == "openvla" else 0)
+        contestant = Contestant(name, "tiny" if rehearse else size, 2 if rehearse else 16, args, **options)
+        exact = contestant.logprobs()
+        for recompute, compiled in tried[: 2 if rehearse else None]:
+            label = f"{name}_{recompute}{'_compiled' if compiled else ''}"
+            contestant.train_by(recompute, compiled)
+            if not rehearse:
+                torch.cuda.reset_peak_memory_stats()
+            try:
+                found[f"{label}_distance"] = float((contestant.logprobs() - exact).abs().mean())
+                found[f"{label}_first_s"] = 2 * contestant.update_seconds(2)
+                found[f"{label}_ms"] = 1e3 * contestant.update_seconds(1 if rehearse else 5)
+                if not rehearse:
+                    found[f"{label}_gib"] = torch.cuda.max_memory_allocated() / GIB
+            except torch.OutOfMemoryError:
+                found[f"{label}_error"] = "out of memory"
+            contestant.train_by("none", compiled=False)
+            exact = contestant.logprobs()  # of the weights after these updates
+        del contestant
+    return found
+
+
 @row(60)
 def weight_sync(rehearse: bool) -> dict[str, Any]:
     """Weights from an actor to two rollout workers on the same card, through host memory and by CUDA IPC, compared with
@@ -172,13 +208,9 @@ def generation(rehearse: bool) -> dict[str, Any]:
     from rlinf_lite.generation import SamplingParams
     from rlinf_lite.generation.engine import TransformersEngine
     from rlinf_lite.models import graphs
-    from rlinf_lite.models.text.causal_lm import CausalLM
-    from rlinf_lite.models.text.presets import preset
 
-    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
-    sizes |= {"num_key_value_heads": 2, "vocab_size": 151_936}
     tokens = 8 if rehearse else 128
-    model = CausalLM.from_config(preset("tiny") | ({} if rehearse else sizes)).to(_device(rehearse), torch.bfloat16)
+    model = _language_model(rehearse).to(torch.bfloat16)
     engine, prompts = TransformersEngine(model.eval(), 64, 32 + tokens), np.full((64, 32), 7).tolist()
     different = np.random.default_rng(0).integers(4, model.language_model.config.vocab_size, (64, 32)).tolist()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -197,6 +229,39 @@ def generation(rehearse: bool) -> dict[str, Any]:
         "launched_tokens_per_s": tokens_per_s(tokens // 2, 1),
         "agree": float((recorded == greedy()).mean()),
     }
+
+
+@row(120)
+def language_update(rehearse: bool) -> dict[str, Any]:
+    """Updates of that language model, all weights, bf16, on 64 rows of 32 + 128 tokens: milliseconds, by layers that
+    are compiled and that are not."""
+    rows, length = (4, 8) if rehearse else (64, 128)
+    found: dict[str, Any] = {}
+    for compiled in (False, True):
+        model = _language_model(rehearse).train()
+        model.prepare(TrainingOptions(compile=compiled))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+        ids = torch.full((rows, 32 + length), 7, device=_device(rehearse))
+        mask = torch.ones_like(ids, dtype=torch.bool)
+
+        def update(model: Any = model, optimizer: Any = optimizer, ids: Any = ids, mask: Any = mask) -> None:
+            with autocast(ids.device, "bf16"):
+                loss = -model(ids, mask, length).logprobs.mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        label = "compiled_ms" if compiled else "ms"
+        found[label] = 1e3 * _seconds(update, _device(rehearse), 1 if rehearse else 5)
+        del model, optimizer
+    return found
+
+
+def _language_model(rehearse: bool) -> CausalLM:
+    """Of the size of Qwen2.5-0.5B, in fp32."""
+    sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": 151_936}
+    return CausalLM.from_config(preset("tiny") | ({} if rehearse else sizes)).to(_device(rehearse))
 
 
 @row(60)
@@ -342,9 +407,10 @@ def _policy(
     contestant = Contestant(name, "tiny" if rehearse else size, batch, args, **options)
     if not rehearse:
         torch.cuda.reset_peak_memory_stats()
-    calls = 1 if rehearse else 5
     contestant.act_seconds(WARM_UP)
-    act_s, update_s = contestant.act_seconds(calls), contestant.update_seconds(calls)
+    act_s = contestant.act_seconds(1 if rehearse else 20)
+    contestant.update_seconds(1 if rehearse else 2)
+    update_s = contestant.update_seconds(1 if rehearse else 5)
     found = {
         "num_parameters": contestant.num_parameters,
         "act_ms": 1e3 * act_s,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import Comparison, Report, interleaved, median, print_table, say
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlinf_lite.algorithms import LossInputs, actor_critic_loss
@@ -31,7 +32,7 @@ from rlinf_lite.envs import EnvSpec
 from rlinf_lite.models.base import NOISE_KEY, Policy
 from rlinf_lite.models.flow.policy import Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.layers import prepare_layers
-from rlinf_lite.models.training_options import TrainingOptions
+from rlinf_lite.models.training_options import Recompute, TrainingOptions
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.training.precision import autocast
 
@@ -77,14 +78,27 @@ class Contestant:
         if state_dim:
             self.obs["state"] = rng.uniform(-1, 1, (batch, state_dim)).astype(np.float32)
         self.acted = self._act()
+        with torch.no_grad(), autocast(self.device, self.precision):  # as an actor computes them once for all epochs
+            self.inputs = self.acted.forward_inputs | self.policy.fixed_inputs(self.acted.forward_inputs)
         with FlopCounterMode(display=False) as counter:
             self._update(rows=1)
         self.update_flops = batch * counter.get_total_flops()
         with FlopCounterMode(display=False) as counter:
             self.acted = self._act()  # with the weights after the update
         self.act_flops = counter.get_total_flops()
-        if args.checkpointing:
-            prepare_layers(self.policy, TrainingOptions(gradient_checkpointing="full"))
+        self.train_by("full" if args.checkpointing else "none", compiled=False)
+
+    def train_by(self, recompute: Recompute, compiled: bool) -> None:
+        """Have the layers train so from now on (`model.options.gradient_checkpointing`, `model.options.compile`)."""
+        for layer in self.policy.fsdp_units():
+            vars(layer).pop("forward", None)
+        prepare_layers(self.policy, TrainingOptions(gradient_checkpointing=recompute, compile=compiled))
+
+    def logprobs(self) -> Tensor:
+        """Log-probabilities of the batch, as the layers compute them in training."""
+        self.policy.train()
+        with torch.set_grad_enabled(self.policy.compiles_layers), autocast(self.device, self.precision):
+            return self.policy(self.inputs).logprobs.detach().float()
 
     def act_seconds(self, calls: int) -> float:
         return self._seconds(self._act, calls)
@@ -113,7 +127,7 @@ class Contestant:
         """Update with the first `rows` of the batch, or with all."""
         self.policy.train()
         with autocast(self.device, self.precision):
-            output = self.policy({name: x[:rows] for name, x in self.acted.forward_inputs.items()})
+            output = self.policy({name: x[:rows] for name, x in self.inputs.items()})
         old = self.acted.logprobs[:rows].flatten(1)
         ones = torch.ones_like(old)
         inputs = LossInputs(

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from rlinf_lite import registry
-from rlinf_lite.models import graphs
+from rlinf_lite.models import graphs, layers
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits", "shards")
+COMPILED = ("updates", "language_update")
 """A training run is enough, and one update of OpenVLA; weights are sent on a cluster that is there already; what bf16
 moves, and what placements do not change, have tests of their own."""
 
@@ -31,7 +32,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_row(check: Any) -> None:
     for name, (_, measure) in check.ROWS.items():
-        if name in APART:
+        if name in (*APART, *COMPILED):
             continue
         found = measure(True)
         figures = [value for value in found.values() if isinstance(value, float)]
@@ -42,6 +43,22 @@ def test_every_row(check: Any) -> None:
     trained = check.ROWS["tabletop"][1](True)
     assert 0 < trained["success"] <= 1 and 0 <= trained["rollout/logprob_drift"] < 1e-5
     assert 0.5 < trained["predicted_gib"]["actor"] / trained["actor_peak_gib"] < 2
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_rows_that_compile(name: str, check: Any) -> None:
+    """By a compiler that changes nothing: torch's own takes a minute."""
+    layers._compiled.cache_clear()
+    torch.compiler.set_default_backend("eager")
+    try:
+        found = check.ROWS[name][1](True)
+    finally:
+        torch.compiler.set_default_backend(None)
+        layers._compiled.cache_clear()
+        torch.compiler.reset()
+    assert all(value > 0 for label, value in found.items() if not label.endswith("distance"))
+    assert all(value < 1e-3 for label, value in found.items() if label.endswith("distance"))
+    assert len(found) == (12 if name == "updates" else 2), found
 
 
 def test_acting_and_training_are_as_far_from_fp32_as_each_other(check: Any) -> None:
