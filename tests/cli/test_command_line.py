@@ -51,7 +51,7 @@ def test_info_is_complete(capsys: pytest.CaptureFixture[str], command_line: Comm
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["rlinf_lite"].startswith(__version__)
     assert found["versions"]["torch"][0].isdigit()
-    assert set(found["extras"]) >= {"maniskill", "wandb", "gpu"}
+    assert set(found["extras"]) >= {"maniskill", "wandb", "data"}
     assert found["configs"] == config_names()
     assert {"gymnasium", "maniskill"} <= set(found["env.id"]) and "mlp_gaussian" in found["model.id"]
 

@@ -468,11 +468,6 @@ def test_seeds_are_what_every_generator_takes(key: str) -> None:
     [
         ("mani_skill", [], "pip install 'rlinf_lite[maniskill]'"),
         ("wandb", ["runner.logger.backends=[wandb]"], "pip install 'rlinf_lite[wandb]'"),
-        (
-            "flash_attn",
-            [*VLA, "model.options.attn_implementation=flash_attention_2", "actor.precision=bf16"],
-            "pip install 'rlinf_lite[gpu]'",
-        ),
     ],
 )
 def test_a_missing_extra_gets_the_command(
@@ -481,6 +476,20 @@ def test_a_missing_extra_gets_the_command(
     monkeypatch.setattr(registry, "find_spec", lambda name: None if name == missing else name)
     [problem] = problems_of(PPO, *overrides)
     assert command in problem
+
+
+def test_attention_kernels_say_what_they_need() -> None:
+    key = "model.options.attn_implementation"
+    for name, package in (("flash_attention_2", "flash-attn"), ("flash_attention_3", "flash-attn-3")):
+        [precision, missing] = problems_of(PPO, *VLA, f"{key}={name}")
+        assert precision.startswith(f"actor.precision: {name} cannot compute in fp32")
+        assert (
+            missing.startswith(f"{key}: {name} is not installed (no package {package}).") and "or use sdpa" in missing
+        )
+    [problem] = problems_of(PPO, *VLA, f"{key}=flex_attention")
+    assert problem.startswith(f"{key}: flex_attention has no backward pass on CPUs")
+    [problem] = problems_of(PPO, *VLA, f"{key}=flash_attention_5")
+    assert problem.startswith(f"{key}: ") and "flash_attention_4" in problem
 
 
 @pytest.mark.parametrize("key", ["rollout.model_dir", "actor.checkpoint_load_path", "runner.resume"])

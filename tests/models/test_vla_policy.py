@@ -251,9 +251,12 @@ def test_checkpointing_changes_no_gradient(parallel):
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-def test_eager_attention_agrees():
-    acted = make_policy().predict_action_batch(make_obs())
-    scored = make_policy(attn_implementation="eager")(acted.forward_inputs)
+@both
+@pytest.mark.parametrize("kernels", ["eager", "flex_attention"])
+def test_other_attention_kernels_agree(parallel, kernels):
+    acted = make_policy(parallel_decoding=parallel).predict_action_batch(make_obs())
+    with torch.no_grad():
+        scored = make_policy(parallel_decoding=parallel, attn_implementation=kernels)(acted.forward_inputs)
     torch.testing.assert_close(scored.logprobs, acted.logprobs, atol=2e-5, rtol=0)
 
 

@@ -5,21 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlinf_lite.cards import Card, Problem
+from rlinf_lite.config.plan import slots
 from rlinf_lite.models.lora import ADAPTER, ADAPTER_CONFIG, LanguageLoraOptions
 from rlinf_lite.models.text.presets import preset
 from rlinf_lite.models.training_options import TrainingOptions
-from rlinf_lite.registry import install_command, is_installed
 
 if TYPE_CHECKING:
     from rlinf_lite.config import ReasoningConfig
+    from rlinf_lite.config.schema import BaseConfig
 
 SPLIT = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Sizes of a model that are divided among the ranks that share its layers."""
-AttnImplementation = Literal["sdpa", "flash_attention_2", "eager"]
+AttnImplementation = Literal[
+    "sdpa", "eager", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"
+]
+_DISTRIBUTIONS = {
+    "flash_attention_2": "flash-attn",
+    "flash_attention_3": "flash-attn-3",
+    "flash_attention_4": "flash-attn-4",
+}
+"""What has to be installed for these kernels."""
 
 
 class LanguageModelOptions(TrainingOptions):
@@ -79,7 +89,7 @@ class LanguageModel(Card):
                 f"actor.strategy: fsdp, or {way_out}",
             )
         yield from self._other_adapters(config)
-        yield from attention_problems("model.attn_implementation", config.model.attn_implementation)
+        yield from attention_problems("model.attn_implementation", config.model.attn_implementation, config)
         yield from self._divides(config)
 
     def _other_adapters(self, config: ReasoningConfig) -> Iterator[Problem]:
@@ -136,13 +146,18 @@ def _positions(directory: Path) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def attention_problems(key: str, attn_implementation: AttnImplementation, precision: str = "bf16") -> Iterator[Problem]:
-    """Problems of flash attention, asked for by the config key `key`: precision, and a missing package."""
-    if attn_implementation != "flash_attention_2":
+def attention_problems(key: str, attn_implementation: AttnImplementation, config: BaseConfig) -> Iterator[Problem]:
+    """Problems of attention kernels that the config key `key` asks for: precision, device, and a missing package."""
+    if attn_implementation == "flex_attention" and slots(config.cluster)[0] == "cpu":
+        yield Problem(key, "flex_attention has no backward pass on CPUs. Use sdpa, or GPUs (cluster.accelerator: cuda)")
+    if attn_implementation not in _DISTRIBUTIONS:
         return
-    if precision == "fp32":
-        yield Problem("actor.precision", f"flash_attention_2 cannot compute in fp32. Use bf16, or {key}: sdpa")
-    if not is_installed("flash_attn"):
-        yield Problem(
-            key, f"flash_attention_2 is not installed (no module flash_attn). {install_command('gpu')}, or use sdpa"
-        )
+    if config.actor.precision == "fp32":
+        yield Problem("actor.precision", f"{attn_implementation} cannot compute in fp32. Use bf16, or {key}: sdpa")
+    distribution = _DISTRIBUTIONS[attn_implementation]
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        text = f"{attn_implementation} is not installed (no package {distribution})"
+        way_out = "Install a wheel built for this torch and CUDA, or use sdpa, which needs nothing"
+        yield Problem(key, f"{text}. {way_out}", of_machine=True)

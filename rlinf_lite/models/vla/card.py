@@ -65,8 +65,8 @@ class OpenVLA(PolicyCard):
     free_options = ("attn_implementation", "gradient_checkpointing", "compile", "sft_label_sigma", "lora.save_base")
 
     def problems(self, config: Config, seen: Observed | None) -> Iterator[Problem]:
-        attn, precision = config.model.options.attn_implementation, config.actor.precision
-        yield from attention_problems("model.options.attn_implementation", attn, precision)
+        attn = config.model.options.attn_implementation
+        yield from attention_problems("model.options.attn_implementation", attn, config)
         if seen is None:
             return
         from rlinf_lite.models.vla.config import vla_config
