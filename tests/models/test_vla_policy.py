@@ -252,7 +252,7 @@ def test_checkpointing_changes_no_gradient(parallel):
 
 
 @both
-@pytest.mark.parametrize("kernels", ["eager", "flex_attention"])
+@pytest.mark.parametrize("kernels", ["eager", pytest.param("flex_attention", marks=pytest.mark.slow)])
 def test_other_attention_kernels_agree(parallel, kernels):
     acted = make_policy(parallel_decoding=parallel).predict_action_batch(make_obs())
     with torch.no_grad():
