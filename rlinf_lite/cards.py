@@ -170,6 +170,8 @@ class StrategyNeeds:
     ranks_per_model: bool = False
     """The argument `actor.tensor_model_parallel_size` of its class: the number of ranks that compute the layers of a
     language model together."""
+    fsdp_size: bool = False
+    """The argument `actor.fsdp_size` of its class: the number of ranks that divide the model; None: all."""
     copies: bool = False
     """Nothing of the model's: every rank has the whole of it."""
 

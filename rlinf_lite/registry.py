@@ -374,7 +374,7 @@ STRATEGIES = Registry(
     "pkg.module:Class",
     UnknownStrategyError,
     {
-        "fsdp": "rlinf_lite.training.strategies:FSDP",
+        "fsdp": Entry("rlinf_lite.training.strategies:FSDP", StrategyNeeds(fsdp_size=True)),
         "replicated": Entry("rlinf_lite.training.strategies:Replicated", StrategyNeeds(copies=True)),
         "tensor_parallel": Entry("rlinf_lite.training.strategies:TensorParallel", StrategyNeeds(ranks_per_model=True)),
     },

@@ -464,6 +464,10 @@ class TrainConfig(Section):
     """How a training model is spread over ranks: fsdp (in shards), replicated (a copy on each, fastest for small
     models), tensor_parallel (each layer of a language model over several ranks), or `pkg.module:Class`. In language
     runs it also applies to critic and reference."""
+    fsdp_size: PositiveInt | None = None
+    """strategy: fsdp: number of consecutive ranks that divide a model, of which several such groups have copies each
+    (HSDP): the ranks of a node, so that parameters are gathered within it. It must divide the number of ranks. null:
+    all ranks divide one model."""
     num_threads: PositiveInt | None = None
     """torch threads of an actor while it trains and scores; null: all cores, divided among a node's actors."""
     offload: bool = False

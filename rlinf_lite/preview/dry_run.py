@@ -18,7 +18,7 @@ from rlinf_lite.config.schema import Config
 from rlinf_lite.envs import EnvSpec, get_env_spec, make_env
 from rlinf_lite.machine import byte_text
 from rlinf_lite.preview.checkpointing import choose
-from rlinf_lite.preview.placements import check_room
+from rlinf_lite.preview.placements import check_room, needed_bytes, room_for
 from rlinf_lite.registry import IMPORT_PATH, env_card
 from rlinf_lite.scheduler.errors import PlacementError
 from rlinf_lite.scheduler.placement import HybridComponentPlacement
@@ -45,6 +45,8 @@ def describe(config: Config | ReasoningConfig) -> str:
     }
     if slots(config.cluster)[0] == "cuda" and (choice := choose(plan.config)) is not None:
         sections["the fastest gradient checkpointing that fits"] = str(choice)
+    if copies := _copies_fit(plan):
+        sections["a faster way to spread the model over ranks"] = copies
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
     try:
         if placements := check_room(config):
@@ -216,6 +218,32 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
     )
     env_steps, updates = plan.num_steps * plan.num_samples * chunk, plan.num_steps * minibatches * epochs
     yield f"the run       {plan.num_steps} steps = {env_steps} env steps, {updates} updates"
+
+
+_FEW = 0.2  # of the parameters train, at most, where whole copies are proposed
+
+
+def _copies_fit(plan: Plan | ReasoningPlan) -> str | None:
+    """A sentence where actors divide a model of which little trains, and a GPU has room for all of it."""
+    from rlinf_lite.preview.memory import estimate  # loads torch
+
+    config, ranks = plan.config, plan.size("actor") or 1
+    if slots(config.cluster)[0] == "cpu" or config.actor.strategy != "fsdp" or ranks == 1:
+        return None
+    counts = estimate(plan).models.get("policy") or estimate(plan).models.get("model")
+    if counts is None or counts.trained > _FEW * counts.parameters:
+        return None
+    actor = config.actor.model_copy(update={"strategy": "replicated", "fsdp_size": None})
+    needed, room = needed_bytes(plan_of(config.model_copy(update={"actor": actor}))), room_for(config)
+    if room is not None and needed > room:
+        return None
+    of_room = "may fit" if room is None else f"fits ({byte_text(needed)} of {byte_text(room)})"
+    element = 2 if config.actor.precision == "bf16" else 4
+    gathered = 2 * element * counts.parameters + 4 * counts.trained
+    return (
+        f"actor.strategy=replicated {of_room}: {counts.trained} of {counts.parameters} parameters train, so that ranks "
+        f"exchange {byte_text(8 * counts.trained)} an update in place of {byte_text(gathered)} a micro-batch"
+    )
 
 
 def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:

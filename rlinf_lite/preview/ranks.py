@@ -246,7 +246,8 @@ def _generating(plan: ReasoningPlan, model: CausalLM, meter: Meter) -> tuple[int
 
 def _shards(plan: Plan | ReasoningPlan, role: str) -> int:
     """Number of ranks over which FSDP2 divides the model."""
-    return (plan.size(role) or 1) if plan.config.actor.strategy == "fsdp" else 1
+    ranks, actor = plan.size(role) or 1, plan.config.actor
+    return min(ranks, actor.fsdp_size or ranks) if actor.strategy == "fsdp" else 1
 
 
 def _is_whole(plan: Plan | ReasoningPlan, role: str) -> bool:

@@ -18,7 +18,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from rlinf_lite.training import sharding
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, HostMemory, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.strategies import Strategy, init_process_group
+from rlinf_lite.training.strategies import Strategy, TellsLast, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -93,8 +93,9 @@ class Learner:
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.num_threads = training_threads(cfg.actor.num_threads, worker.local_world_size)
         strategy = STRATEGIES.get(cfg.actor.strategy)
-        takes_ranks = strategy_needs(cfg.actor.strategy).ranks_per_model
-        self.strategy: Strategy = strategy(ranks_per_model) if takes_ranks else strategy()
+        needs = strategy_needs(cfg.actor.strategy)
+        sizes = [ranks_per_model] * needs.ranks_per_model + [cfg.actor.fsdp_size] * needs.fsdp_size
+        self.strategy: Strategy = strategy(*sizes)
         self.dp_rank, self.dp_size = worker.rank // ranks_per_model, worker.world_size // ranks_per_model
         self.is_first_of_model = worker.rank % ranks_per_model == 0
         if worker.world_size > 1:
@@ -194,8 +195,13 @@ class Learner:
         of this update alone. Raises NonFiniteUpdateError.
         """
 
-        def compute(model: Any, micro_batch: B) -> MetricSums:
+        tells_last = self.worker.world_size > 1 and isinstance(self.strategy, TellsLast)
+
+        def compute(model: Any, given: tuple[B, bool]) -> MetricSums:
+            micro_batch, is_last = given
             measured = MetricSums()
+            if tells_last:
+                cast(TellsLast, self.strategy).before_pass(is_last)
             loss_fn(model, micro_batch, measured).backward()
             return measured
 
@@ -203,7 +209,7 @@ class Learner:
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.optimizer.zero_grad()  # an earlier update that raised may have left gradients
         found = MetricSums()
-        for measured in self.passes(compute, micro_batches):
+        for measured in self.passes(compute, _with_last(micro_batches)):
             found.merge(measured)
         with torch_threads(self.num_threads):
             # the mean of all ranks' gradients, clipped
@@ -293,3 +299,13 @@ class Learner:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)
         return values.cpu()
+
+
+def _with_last(items: Iterable[B]) -> Iterator[tuple[B, bool]]:
+    """Each item, and whether it is the last one. The next is made before one is given."""
+    rest = iter(items)
+    for item in rest:
+        for following in rest:
+            yield item, False
+            item = following
+        yield item, True

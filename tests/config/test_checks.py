@@ -478,6 +478,19 @@ def test_a_missing_extra_gets_the_command(
     assert command in problem
 
 
+def test_groups_of_shards_must_divide_the_ranks() -> None:
+    four = ["cluster.num_gpus_per_node=4", "cluster.component_placement={env: '0-3', rollout: '0-3', actor: '0-3'}"]
+    key = "actor.fsdp_size"
+    assert not problems_of(PPO, *four, f"{key}=2")
+    for size, more, text in (
+        (3, [], "4 ranks of actor form no whole number of groups of 3"),
+        (1, [], "1 divides nothing"),
+        (2, ["actor.strategy=replicated"], "is 2, and actor.strategy: replicated does not read it"),
+    ):
+        [problem] = problems_of(PPO, *four, f"{key}={size}", *more)
+        assert problem.startswith(f"{key}: {text}"), problem
+
+
 def test_attention_kernels_say_what_they_need() -> None:
     key = "model.options.attn_implementation"
     for name, package in (("flash_attention_2", "flash-attn"), ("flash_attention_3", "flash-attn-3")):

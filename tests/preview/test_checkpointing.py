@@ -3,7 +3,7 @@
 import pytest
 
 from rlinf_lite.config import load_config
-from rlinf_lite.preview import checkpointing, placements
+from rlinf_lite.preview import checkpointing, dry_run, placements
 from rlinf_lite.preview.checkpointing import choose, chosen
 from rlinf_lite.preview.dry_run import describe
 
@@ -72,3 +72,20 @@ def test_other_libraries_true_and_false_are_read(said: str, meant: str) -> None:
     assert config.model.options.gradient_checkpointing == meant
     language = load_config("math_arithmetic_grpo", [f"model.gradient_checkpointing={said}"])
     assert language.model.gradient_checkpointing == meant
+
+
+def test_copies_are_proposed_where_little_trains_and_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    four = ["cluster.num_gpus_per_node=4", "cluster.component_placement={env: '0', rollout: '0', actor: '0-3'}"]
+    settings = [*(x for x in VLA if "num_gpus" not in x), *four, "actor.micro_batch_size=16"]
+    title = "a faster way to spread the model over ranks"
+    for more, room, proposed in (
+        (["model.options.lora.rank=4"], 80 * 2**30, True),
+        (["model.options.lora.rank=4"], 2**30, False),
+        (["model.options.lora.rank=4", "actor.strategy=replicated"], 80 * 2**30, False),
+        ([], 80 * 2**30, False),
+    ):
+        monkeypatch.setattr(placements, "gpu_bytes", lambda room=room: room)
+        monkeypatch.setattr(dry_run, "room_for", placements.room_for)
+        text = describe(load_config("tabletop_ppo_vla", [*settings, *more]))
+        assert (title in text) == proposed, (more, room)
+        assert ("actor.strategy=replicated fits (" in text) == proposed

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -115,8 +116,9 @@ def runs_env_worker(machines, node):
     return machines.run(node, ["pgrep", "-f", "^ray::EnvWorker"], 30)[0] == 0
 
 
-@pytest.mark.parametrize("strategy", ["replicated", "fsdp"])
-def test_gradients_of_two_actors_take_what_was_predicted(strategy):
+@pytest.mark.parametrize(("strategy", "ranks"), [("replicated", 2), ("fsdp", 2), ("fsdp", 4)])
+def test_gradients_of_actors_on_two_nodes_take_what_was_predicted(strategy, ranks):
+    """Four ranks: a node's two share the shards of a copy of the model (`actor.fsdp_size`)."""
     from rlinf_lite.preview.memory import estimate
 
     placed = "cluster.component_placement={env: '0', rollout: '0', actor: '0-1'}"
@@ -125,7 +127,7 @@ def test_gradients_of_two_actors_take_what_was_predicted(strategy):
     plan = plan_of(load_config("embodiment/tabletop_ppo_vla", [*settings, f"actor.strategy={strategy}"]))
     policy = estimate(plan).models["policy"]
     around = UPDATES * 8 * policy.trained
-    if strategy == "fsdp":
+    if strategy == "fsdp" and ranks == 2:
         # of the one micro-batch of an update parameters for both passes (the root's stay between them), and gradients,
         # which gloo's reduce-scatter sends as an all-reduce, twice; then whole tensors, for rollout workers
         around = UPDATES * 4 * (2 * policy.parameters - policy.root + 2 * policy.trained) + 4 * policy.trained
@@ -135,16 +137,22 @@ def test_gradients_of_two_actors_take_what_was_predicted(strategy):
         words = [sys.executable, "-m", "tests.scheduler.training_ranks"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         only = {"GLOO_SOCKET_IFNAME": "eth0"}
-        commands = [[*words, str(rank), network.addresses[0], strategy] for rank in range(2)]
-        with network.start(0, commands[0], only, **pipes) as first, network.start(1, commands[1], only) as second:
-            counts = []
+        more = [str(ranks), network.addresses[0], strategy, *(["2"] if ranks == 4 else [])]
+        with ExitStack() as started:
+            processes = [
+                started.enter_context(
+                    network.start(2 * rank // ranks, [*words, str(rank), *more], only, **(pipes if rank == 0 else {}))
+                )
+                for rank in range(ranks)
+            ]
+            first, counts = processes[0], []
             for word in ("ready", "done"):
                 assert first.stdout.readline().strip() == word
                 time.sleep(0.3)  # what was sent is on its way
                 counts.append({link: network.sent_bytes[link[0]][link[1]] for link in predicted})
                 first.stdin.write("go on\n")
                 first.stdin.flush()
-            assert (first.wait(60), second.wait(60)) == (0, 0)
+            assert [process.wait(60) for process in processes] == [0] * ranks
     for link in predicted:
         sent = counts[1][link] - counts[0][link]
         assert sent == pytest.approx(predicted[link], rel=0.1), (counts, predicted)

@@ -125,10 +125,12 @@ def trajectories(cfg, spec, policy=None, version=0):
     )
 
 
-def train(kind, strategy, rank=0, world_size=1, port=0, as_loaded=None):
+def train(kind, strategy, rank=0, world_size=1, port=0, as_loaded=None, more=()):
     """Metrics of three steps, and the policy in the end. `as_loaded`: a state that every rank has, to be loaded."""
     config, overrides, spec = CONFIGS[kind]
-    cfg = load_config(f"embodiment/{config}", [*overrides, OPTIM, f"actor.strategy={strategy}", "actor.num_threads=1"])
+    cfg = load_config(
+        f"embodiment/{config}", [*overrides, *more, OPTIM, f"actor.strategy={strategy}", "actor.num_threads=1"]
+    )
     actor = EmbodiedFSDPActor(cfg)
     actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, world_size, 2, port
     actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * world_size), spec, total_steps=5)
@@ -188,6 +190,25 @@ def test_two_ranks_train_as_one_does(kind):
     assert expected[0] == again[0] and all(torch.equal(x, again[1][name]) for name, x in expected[1].items())
     assert all(line["train/actor/skipped_updates"] == 0 for line in expected[0])
     spawn(rank_main, 2, kind, expected)
+
+
+def hybrid_main(rank, port, kind, expected):
+    torch.set_num_threads(1)
+    metrics, state = train(
+        kind, "fsdp", rank, 4, port, expected[1], more=["actor.fsdp_size=2", "actor.micro_batch_size=1"]
+    )
+    for got, want in zip(metrics, expected[0], strict=True):
+        for name in got:
+            np.testing.assert_allclose(got[name], want[name], rtol=1e-3, atol=1e-5, err_msg=name)
+    for name, tensor in state.items():  # on rank 0
+        torch.testing.assert_close(tensor, expected[1][name], atol=2e-6, rtol=0, msg=name)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["ppo", "imitation"])
+def test_two_copies_of_two_shards_train_as_one_rank_does(kind):
+    """In micro-batches of a sample, of which gradients are exchanged between the copies once."""
+    spawn(hybrid_main, 4, kind, train(kind, "fsdp", more=["actor.micro_batch_size=1"]))
 
 
 def test_a_strategy_that_is_not_there_is_named():

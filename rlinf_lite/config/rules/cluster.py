@@ -136,6 +136,29 @@ def _only_language_models_split_layers(config: Config, plan: Plan) -> Iterator[P
         yield Problem("actor.strategy", text)
 
 
+@rule("actor.fsdp_size", "actor.strategy", PLACEMENT)
+def _ranks_are_groups_of_shards(config: BaseConfig, plan: Plan | ReasoningPlan) -> Iterator[Problem]:
+    size, strategy, key = config.actor.fsdp_size, config.actor.strategy, "actor.fsdp_size"
+    if size is None:
+        return
+    try:
+        divides = registry.strategy_needs(strategy).fsdp_size
+    except registry.PartError:  # reported by its own rule
+        return
+    if not divides:
+        yield Problem(key, f"is {size}, and actor.strategy: {strategy} does not read it. Use fsdp, or null")
+    elif size == 1:
+        yield Problem(key, "1 divides nothing. Use 2 or more, or actor.strategy: replicated")
+    trained = (
+        set(roles_of(config)) & {"actor", "reference", "critic"} if isinstance(config, ReasoningConfig) else {"actor"}
+    )
+    for role in sorted(trained) if divides and size > 1 else ():
+        ranks = plan.size(role)
+        if ranks and ranks > 1 and ranks % size:
+            text = f"{ranks} ranks of {role} form no whole number of groups of {size} ({quotient(ranks, size)})"
+            yield Problem(key, f"{text}. Use a divisor, or place the role on {near_multiples(ranks, size)}")
+
+
 @rule("actor.strategy", _TP, PLACEMENT, "algorithm.adv_type", "algorithm.kl.place", kinds=("reasoning",))
 def _ranks_form_whole_models(config: ReasoningConfig, plan: ReasoningPlan) -> Iterator[Problem]:
     size, strategy = config.actor.tensor_model_parallel_size, config.actor.strategy
