@@ -16,7 +16,7 @@ __all__ = ["COMMANDS", "main", "parse_cli"]
 
 COMMANDS = [
     *("train", "eval", "sweep", "collect", "reward", "serve", "export", "configs", "init"),
-    *("report", "compare", "runs", "job", "doctor", "info", "completion"),
+    *("report", "compare", "runs", "stop", "job", "doctor", "info", "completion"),
 ]
 _ABOUT = """commands, each with a --help of its own:
   train       train a policy by reinforcement learning or imitation, or a
@@ -32,6 +32,7 @@ _ABOUT = """commands, each with a --help of its own:
   report      write a run's report.html
   compare     write one page about several runs, with their curves
   runs        list the runs in results/: status, steps, success
+  stop        stop a run, as Ctrl-C in its terminal would
   job         list, inspect or stop supervised jobs
   doctor      check this machine and name the fix for each failure
   info        list versions, extras, slots, configs, environments, policies

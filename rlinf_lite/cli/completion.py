@@ -32,7 +32,7 @@ _SCRIPT = """\
         return
     fi
     case "$command" in
-        eval|report|compare|export|reward|serve|runs)
+        eval|report|compare|export|reward|serve|runs|stop)
             compopt -o filenames 2>/dev/null  # a directory under results/, or any other
             case "$word" in
                 */*) COMPREPLY=($(compgen -d -- "$word")) ;;
@@ -51,7 +51,7 @@ _SCRIPT = """\
         case " $configs " in *" ${{COMP_WORDS[i]}} "*) words="$keys"; break ;; esac
     done
     case "$word" in
-        -*) COMPREPLY=($(compgen -W "--dry-run --resume --help --help-all" -- "$word")); return ;;
+        -*) COMPREPLY=($(compgen -W "--dry-run --resume --detach --help --help-all" -- "$word")); return ;;
         *.*) [ "$words" = "$configs" ] && words="$keys" ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$word"))

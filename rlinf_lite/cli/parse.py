@@ -28,15 +28,20 @@ COMMON_KEYS = (
     *("actor.micro_batch_size", "cluster.num_gpus_per_node"),
 )
 """Keys that are changed most, which `--help` shows."""
+DETACH = "--detach"
 WIDTH = 80
 """Width of the help, in characters."""
 
 
 def parse_cli(
-    argv: Sequence[str], default_config: str | None, description: str = "", task_type: str | None = "embodied"
+    argv: Sequence[str],
+    default_config: str | None,
+    description: str = "",
+    task_type: str | None = "embodied",
+    detaches: bool = False,
 ) -> Any:
     """The config that a command line names, or `default_config` if it names none. It must be of `task_type`, if that is
-    given.
+    given. `detaches`: the caller acts on the option `--detach`.
 
     Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where `--dry-run` finds unusable demonstrations or
     a wrong checkpoint, and with 2 after printing what is wrong with the config, or that none is named.
@@ -55,6 +60,8 @@ def parse_cli(
     parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
     parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
     parser.add_argument("--debug", action="store_true", help="short for cluster.runtime=local: breakpoint() works")
+    if detaches:
+        parser.add_argument(DETACH, action="store_true", help="run on without this terminal; `rlinf-lite stop` ends it")
     parser.add_argument("--help", "-h", action="store_true", help="print this text; exit")
     parser.add_argument("--help-all", action="store_true", help="print this text with all keys; exit")
     arguments = parser.parse_intermixed_args(argv)

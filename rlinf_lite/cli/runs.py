@@ -68,10 +68,14 @@ def runs(arguments: Sequence[str]) -> int:
 
 def read_run(directory: Path) -> Run | None:
     """The run of a directory; None if it holds no run, or one whose files cannot be read (a line on stderr says so)."""
+    writer = writer_of(directory / ".lock")
     try:
         files = RunFiles(directory)
     except ReportError:
-        return None
+        if writer is None or not writer.is_alive:
+            return None
+        began = writer.lock.stat().st_mtime  # it has not written anything else yet
+        return Run(str(directory), "running", 0, None, "success", None, None, 0, began)
     except (OSError, ValueError, yaml.YAMLError) as error:
         print(f"{directory}: cannot be read ({' '.join(str(error).split())})", file=sys.stderr)
         return None
@@ -94,7 +98,7 @@ def read_run(directory: Path) -> Run | None:
 
 
 def _status(files: RunFiles) -> str:
-    if _is_written(files.run_dir / ".lock"):
+    if (writer := writer_of(files.run_dir / ".lock")) is not None and writer.is_alive:
         return "running"
     ends = [event["event"] for event in files.events if event.get("event") in (*ENDS, "running")]
     if ends and ends[-1] in ENDS:
@@ -103,14 +107,33 @@ def _status(files: RunFiles) -> str:
     return "finished" if wanted is not None and files.completed_steps >= wanted else "ended"
 
 
-def _is_written(lock: Path) -> bool:
-    """Whether the process that a lock file names has it open. (Locking it, even briefly, could make a run fail.)"""
+@dataclass(frozen=True)
+class Writer:
+    """The process that a run's lock file names."""
+
+    lock: Path
+    process: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is on this machine and has the lock open. (Locking it, even briefly, could make a run fail.)"""
+        with suppress(OSError):
+            opened = Path(f"/proc/{self.process}/fd").iterdir()
+            return self.is_here and any(os.path.realpath(one) == str(self.lock.resolve()) for one in opened)
+        return False
+
+
+def writer_of(lock: Path) -> Writer | None:
+    """Who writes, or last wrote, the run of a lock file; None if it names nobody."""
     with suppress(OSError, ValueError, IndexError):
         _, process, _, host = lock.read_text().split()[:4]
-        if host.rstrip(",") == socket.gethostname():
-            opened = Path(f"/proc/{int(process)}/fd").iterdir()
-            return any(os.path.realpath(one) == str(lock.resolve()) for one in opened)
-    return False
+        return Writer(lock, int(process), host.rstrip(","))
+    return None
 
 
 def _row(run: Run) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lite.cli.parse import parse_cli
+from rlinf_lite.cli.parse import DETACH, parse_cli
 
 if TYPE_CHECKING:
     from rlinf_lite.runners import RunResult
@@ -19,7 +20,12 @@ ABOUT = "Train a policy in a simulator, by reinforcement learning or imitation, 
 
 def train(arguments: Sequence[str]) -> int:
     """Train. Returns the exit code: 0, 1 after an error, or 130 after Ctrl-C. Exits with 2 if the config is wrong."""
-    cfg = parse_cli(arguments, None, ABOUT, None)
+    cfg = parse_cli(arguments, None, ABOUT, None, detaches=True)
+    if DETACH in arguments:
+        from rlinf_lite.cli.detach import detach
+
+        root = cfg.actor.checkpoint_save_path or cfg.runner.logger.log_path
+        return detach([word for word in arguments if word != DETACH], Path(root))
     from rlinf_lite.launch import train  # takes seconds to import; mistakes in the config are reported first
 
     return run_to_its_end(train, cfg)

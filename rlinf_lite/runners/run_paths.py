@@ -64,7 +64,7 @@ def _locked(directory: Path) -> FileLock:
         holder = file.read_text().strip() or "another process"
         raise RunInUseError(
             f"{directory} is in use: {holder} writes it. Wait for its end, stop it (Ctrl-C there, or `rlinf-lite "
-            "job stop`), or start a run beside it with runner.resume=never"
+            "stop`), or start a run beside it with runner.resume=never"
         ) from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
