@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf_lite.cards import NonNegativeInt, PositiveInt, Problem, Section
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 USUAL_TARGETS = (
@@ -85,6 +84,7 @@ def add_adapters(
     import peft
     from peft.tuners.lora import LoraLayer
 
+    from rlinf_lite.models.adapters import AdaptedLinear
     from rlinf_lite.models.tensor_files import tied_names
 
     parts = [name for name, _ in (*policy.named_modules(), *policy.named_parameters())]
@@ -111,7 +111,7 @@ def add_adapters(
     )
     holders = [[policy.get_submodule(each.rpartition(".")[0]) for each in pair] for pair in tied_names(policy).items()]
     peft.inject_adapter_in_model(config, policy)
-    layers = {module.get_base_layer(): module for module in policy.modules() if isinstance(module, LoraLayer)}
+    layers: dict[Any, Any] = {x.get_base_layer(): x for x in policy.modules() if isinstance(x, LoraLayer)}
     for name, module in places:
         if module in layers and any(module in pair and pair[0] is not pair[1] for pair in holders):
             what = "shares its weights with another module; with an adapter they would differ. Leave it out"
@@ -119,20 +119,10 @@ def add_adapters(
         if module in layers and policy.get_submodule(name) is module:  # peft replaces only its first name
             policy.set_submodule(name, layers[module])
     for layer in layers.values():
-        layer.forward = MethodType(_adapted, layer)
+        layer.__class__ = AdaptedLinear
     for name, parameter in policy.named_parameters():
         whole = any(f"{name}.".startswith(f"{module}.") for module in trained)
         parameter.requires_grad_("lora_" in name or whole)
-
-
-def _adapted(layer: Any, x: Tensor) -> Tensor:
-    """What peft's own forward computes of one adapter without dropout, in one operation less or two: the adapter's last
-    product is added to the layer's own while it is computed, its scaling included. Inputs are not cast, as autocast
-    would undo it."""
-    (name,) = layer.active_adapters
-    own: Tensor = layer.base_layer(x)
-    low, weight = layer.lora_A[name](x), layer.lora_B[name].weight
-    return own.flatten(0, -2).addmm(low.flatten(0, -2), weight.t(), alpha=layer.scaling[name]).view_as(own)
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -26,4 +26,4 @@ class TrainingOptions(Section):
     GPU, or of this machine on a CPU cluster; full where that is not known."""
     compile: bool = False
     """Compile layers by torch.compile for training: the first update then takes a minute or more. Acting is not
-    compiled."""
+    compiled. Log-probabilities that are computed before updates then take the memory of a training pass."""

@@ -303,7 +303,7 @@ def training_rank(
     gradients = _part(plan, role, counts, FP32 * counts.trained)
     working = {"gradients": gradients, "activations": activations}
     together = config.actor.tensor_model_parallel_size if isinstance(config, ReasoningConfig) else 1
-    if config.actor.strategy != "fsdp" and (plan.size(role) or 1) > together:
+    if (plan.size(role) or 1) > max(shards, together):
         working["averaged gradients"] = max(gradients - activations, 0)  # a copy, made after activations are freed
     if shards > 1:
         # with the gradients of one layer before they are reduced

@@ -18,7 +18,7 @@ import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from rlinf_lite.training import sharding
 from rlinf_lite.training.metrics import MetricSums
 from rlinf_lite.training.offload import HOST, HostMemory, free_cache, move_module, move_state
 from rlinf_lite.training.precision import autocast
-from rlinf_lite.training.strategies import Strategy, TellsLast, init_process_group
+from rlinf_lite.training.strategies import Strategy, init_process_group
 
 if TYPE_CHECKING:
     from rlinf_lite.models import Policy
@@ -195,13 +195,8 @@ class Learner:
         of this update alone. Raises NonFiniteUpdateError.
         """
 
-        tells_last = self.worker.world_size > 1 and isinstance(self.strategy, TellsLast)
-
-        def compute(model: Any, given: tuple[B, bool]) -> MetricSums:
-            micro_batch, is_last = given
+        def compute(model: Any, micro_batch: B) -> MetricSums:
             measured = MetricSums()
-            if tells_last:
-                cast(TellsLast, self.strategy).before_pass(is_last)
             loss_fn(model, micro_batch, measured).backward()
             return measured
 
@@ -209,7 +204,7 @@ class Learner:
         every = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.optimizer.zero_grad()  # an earlier update that raised may have left gradients
         found = MetricSums()
-        for measured in self.passes(compute, _with_last(micro_batches)):
+        for measured in self.passes(compute, micro_batches):
             found.merge(measured)
         with torch_threads(self.num_threads):
             # the mean of all ranks' gradients, clipped
@@ -299,13 +294,3 @@ class Learner:
             values = values.to(self.worker.device)
             dist.all_reduce(values, how)
         return values.cpu()
-
-
-def _with_last(items: Iterable[B]) -> Iterator[tuple[B, bool]]:
-    """Each item, and whether it is the last one. The next is made before one is given."""
-    rest = iter(items)
-    for item in rest:
-        for following in rest:
-            yield item, False
-            item = following
-        yield item, True

@@ -43,7 +43,7 @@ class MetricSums:
         same names."""
         values = [x.detach().double() for x in metrics.values()]
         if values:
-            values.append(weight.double() if isinstance(weight, Tensor) else values[0].new_full((), weight))
+            values.append(weight.to(values[0]) if isinstance(weight, Tensor) else values[0].new_full((), weight))
             self._added.append((list(metrics), torch.stack(values)))
 
     def add_scalar(self, name: str, value: float, how: str = "mean") -> None:

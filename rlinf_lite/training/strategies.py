@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rlinf_lite.models import Policy
     from rlinf_lite.models.text.causal_lm import LanguageModel
 
-_HYBRID = ("replicate", "shard")
+_MESH = ("copy", "shard")
 _ENTRY_POINTS = ("predict_action_batch", "predict_values", "fixed_inputs", "sft_loss")  # all besides forward
 
 
@@ -52,15 +52,6 @@ class Strategy(Protocol):
         ...
 
 
-@runtime_checkable
-class TellsLast(Protocol):
-    """A strategy that does something else in the last pass of an update."""
-
-    def before_pass(self, is_last: bool) -> None:
-        """Called before each forward and backward pass of an update."""
-        ...
-
-
 def register_strategy(name: str) -> Callable[[type], type]:
     """Class decorator: makes a `Strategy` available as `actor.strategy: <name>`."""
     return STRATEGIES.register(name)
@@ -68,16 +59,16 @@ def register_strategy(name: str) -> Callable[[type], type]:
 
 class FSDP:
     """Parameters, gradients and optimizer states are sharded (torch's `fully_shard`), and gathered unit by unit. With
-    `size`, each group of that many ranks has a sharded copy of all (HSDP), and gradients of an update's micro-batches
-    are added up in a group before they are exchanged between groups."""
+    `size`, each group of that many consecutive ranks has a sharded copy of all, and gradients are averaged over the
+    groups once per update."""
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size
 
     def prepare(self, model: Policy | LanguageModel, world_size: int, device: str, precision: str) -> None:
-        size = self.size or world_size
-        shape, names = ((world_size,), ("shard",)) if size >= world_size else ((-(-world_size // size), size), _HYBRID)
-        mesh = init_device_mesh(torch.device(device).type, shape, mesh_dim_names=names)
+        size = min(self.size or world_size, world_size)
+        whole = init_device_mesh(torch.device(device).type, (world_size // size, size), mesh_dim_names=_MESH)
+        mesh, self._copies = whole["shard"], whole["copy"].get_group()
         dtype = torch.bfloat16 if precision == "bf16" else None
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype else None)
         for unit in _closed_units(model):
@@ -87,13 +78,10 @@ class FSDP:
         for name in _ENTRY_POINTS:
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
-        self._sharded: Any = model
-
-    def before_pass(self, is_last: bool) -> None:
-        self._sharded.set_requires_all_reduce(is_last)
 
     def reduce_gradients(self, parameters: list[nn.Parameter]) -> None:
-        """Nothing to do: the backward pass has reduced them."""
+        """Between the copies; the backward passes have reduced them within each."""
+        average_gradients(parameters, self._copies)
 
 
 def _closed_units(model: Policy | LanguageModel) -> list[nn.Module]:

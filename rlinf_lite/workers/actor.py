@@ -472,7 +472,8 @@ class EmbodiedFSDPActor(Worker):
         def of_part(policy: Policy, part: np.ndarray) -> dict[str, Tensor]:
             with learner.scoring(), learner.autocast():
                 rows = torch.from_numpy(index[part])
-                return compute(policy, {name: to_device(x[rows], self.device) for name, x in inputs.items()})
+                found = compute(policy, {name: to_device(x[rows], self.device) for name, x in inputs.items()})
+                return {name: x.detach() for name, x in found.items()}  # a graph goes before the next one is recorded
 
         kept: dict[str, Tensor] = {}
         for part, found in zip(parts, learner.passes(of_part, parts), strict=True):
@@ -481,7 +482,7 @@ class EmbodiedFSDPActor(Worker):
             for name, x in found.items():
                 if name not in kept:
                     kept[name] = torch.empty(num_samples, *x.shape[1:], dtype=x.dtype)
-                kept[name][torch.from_numpy(part)] = x.detach().cpu()
+                kept[name][torch.from_numpy(part)] = x.cpu()
         return kept
 
     def _position_mask(self, mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from peft.tuners.lora import LoraLayer
+from peft.tuners.lora import Linear, LoraLayer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlinf_lite.config import ConfigError, load_config
@@ -64,7 +64,7 @@ def test_adapters_compute_what_pefts_do_in_fewer_operations(alpha):
         for layer in layers:
             layer.lora_B["default"].weight.data.normal_(0, 0.1)
             if of_peft:
-                del layer.forward
+                layer.__class__ = Linear
         inputs = policy.predict_action_batch(make_obs()).forward_inputs
         with _Count() as count:
             output = policy(inputs)
@@ -87,7 +87,7 @@ def test_adapters_take_inputs_as_they_come():
     found = []
     for of_peft in (False, True):
         for layer in (layer for layer in policy.modules() if of_peft and isinstance(layer, LoraLayer)):
-            del layer.forward
+            layer.__class__ = Linear
         with _Count() as count, torch.no_grad(), autocast("cpu", "bf16"):
             policy(inputs)
         found.append(count.numbers["aten._to_copy.default"])

@@ -16,7 +16,7 @@ from rlinf_lite.models import build_policy
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.preview.memory import spec_of
 from rlinf_lite.registry import STRATEGIES
-from rlinf_lite.training.strategies import TellsLast, init_process_group
+from rlinf_lite.training.strategies import init_process_group
 
 UPDATES = 3
 
@@ -36,9 +36,7 @@ def main() -> None:
     parameters = list(policy.parameters())
 
     def update() -> None:
-        for is_last in (False, True) if sizes else (True,):
-            if isinstance(strategy, TellsLast):
-                strategy.before_pass(is_last)
+        for _ in range(2 if sizes else 1):
             output = policy(acted.forward_inputs)
             (output.logprobs.sum() + output.values.sum() + output.entropy.sum()).backward()
         strategy.reduce_gradients(parameters)

@@ -77,12 +77,12 @@ class LanguageModelWorker(Worker):
 
         def compute(model: LanguageModel, micro_batch: MicroBatch) -> tuple[Tensor, MicroBatch]:
             with self.learner.scoring(), self.learner.autocast():
-                return forward(model, micro_batch[1]), micro_batch
+                return forward(model, micro_batch[1]).detach(), micro_batch  # a graph goes before the next is recorded
 
         for values, (_, rows, weight) in self.learner.passes(compute, self._micro_batches(batch)):
             if weight:
                 valid = mask[rows.index, : rows.response_length]
-                column[rows.index, : rows.response_length] = torch.where(valid, values.detach().float().cpu(), 0.0)
+                column[rows.index, : rows.response_length] = torch.where(valid, values.float().cpu(), 0.0)
         return column
 
     def _update(self, batch: DataProto, loss_fn: LossFn, sums: MetricSums) -> dict[str, Any]:
