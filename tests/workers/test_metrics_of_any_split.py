@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import NOISE_KEY, build_policy
+from rlinf_lite.models import NOISE_KEY, build_policy, layers
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.graphs import Unwaiting
 from rlinf_lite.models.sampling import noise_keys
@@ -316,3 +318,41 @@ def test_no_micro_batch_waits_for_the_device(kind: str, tmp_path: Path) -> None:
             save_language_model(tmp_path)
             language_steps(kind, 3, str(tmp_path))
     assert counted
+
+
+@pytest.fixture
+def unchanging_compiler() -> Iterator[None]:
+    layers._compiled.cache_clear()
+    torch.compiler.set_default_backend("eager")
+    yield
+    torch.compiler.set_default_backend(None)
+    layers._compiled.cache_clear()
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("kind", ["PPO, VLA", "language, GRPO"])
+def test_scoring_by_compiled_layers_keeps_no_graph(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unchanging_compiler: None
+) -> None:
+    """It records gradients, as another graph would be compiled without, and each graph goes before the next begins."""
+    passes, with_gradients = Learner.passes, []
+
+    def watched(self: Learner, compute: Any, micro_batches: Any) -> Any:
+        def noted(model: Any, micro_batch: Any) -> Any:
+            with_gradients.append(self.model.compiles_layers)
+            return compute(model, micro_batch)
+
+        for result in passes(self, noted, micro_batches):
+            assert not any(x.grad_fn is not None for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+            yield result
+
+    monkeypatch.setattr(Learner, "passes", watched)
+    if kind in ROBOTS:
+        more = "model.options.compile=true", "algorithm.recompute_logprobs=true"
+        monkeypatch.setitem(ROBOTS, kind, (*ROBOTS[kind], *more))
+        robot_steps(kind, 3)
+    else:
+        monkeypatch.setitem(LANGUAGE, kind, (*LANGUAGE[kind], "model.compile=true"))
+        save_language_model(tmp_path)
+        language_steps(kind, 3, str(tmp_path))
+    assert with_gradients and all(with_gradients)
