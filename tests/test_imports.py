@@ -10,7 +10,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 LAYERS = [
-    {"child_process", "lazy", "shipped", "file_modes", "checksums", "script", "threads", "cards", "hub", "machine"},
+    {
+        *("cards", "checksums", "child_process", "copies", "file_modes", "hub", "lazy", "machine", "script", "shipped"),
+        "threads",
+    },
     {"registry", "dimensions"},
     {"scheduler"},  # placement, messages, errors and progress need neither ray nor torch
     {"config"},

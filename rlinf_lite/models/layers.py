@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from rlinf_lite.models.training_options import Recompute, TrainingOptions
-
-if TYPE_CHECKING:
-    from rlinf_lite.models.base import Policy
-    from rlinf_lite.models.text.causal_lm import LanguageModel
 
 _MOST_GRAPHS = 64
 """Of a process: a few for each kind of layer, by shapes and by which tensors need gradients."""
@@ -25,7 +22,15 @@ _LONG = 256
 """Of sums in a product, at least, to be worth its memory: those of adapters' ranks are shorter."""
 
 
-def prepare_layers(model: Policy | LanguageModel, options: TrainingOptions) -> None:
+class Layered(Protocol):
+    """A policy or a language model."""
+
+    compiles_layers: bool
+
+    def fsdp_units(self) -> list[nn.Module]: ...
+
+
+def prepare_layers(model: Layered, options: TrainingOptions) -> None:
     """Have the layers of `model` (its `fsdp_units`) run as `options` say wherever gradients are recorded.
 
     Compiled layers of one kind share a graph; when the number of rows changes there is another, for all numbers. The
