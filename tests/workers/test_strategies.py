@@ -211,6 +211,40 @@ def test_two_copies_of_two_shards_train_as_one_rank_does(kind):
     spawn(hybrid_main, 4, kind, train(kind, "fsdp", more=["actor.micro_batch_size=1"]))
 
 
+def going_on_main(rank, port, directory):
+    torch.set_num_threads(1)
+    config, overrides, spec = CONFIGS["ppo"]
+    more = [OPTIM, "actor.num_threads=1", "actor.fsdp_size=2"]
+    actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, *more]))
+    actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, 4, 2, port
+    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * 4), spec, total_steps=5)
+
+    def step(number):
+        actor.trajectories = trajectories(actor.cfg, spec).rows(slice(rank, rank + 1))
+        actor.compute_advantages_and_returns()
+        actor.run_training(number)
+        return {name: x.clone() for name, x in full_policy_state(actor.policy).items()}
+
+    step(0)
+    step(1)
+    actor.save_checkpoint(str(directory))
+    dist.barrier()
+    went_on = step(2)
+    actor.load_checkpoint(str(directory), 2)
+    again = step(2)
+    assert all(torch.equal(went_on[name], x) for name, x in again.items())
+    dist.destroy_process_group()
+
+
+def test_copies_of_shards_go_on_from_a_checkpoint_bit_for_bit_and_one_rank_does_too(tmp_path):
+    spawn(going_on_main, 4, tmp_path)
+    config, overrides, spec = CONFIGS["ppo"]
+    actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, OPTIM, "actor.num_threads=1"]))
+    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,)), spec, total_steps=5)
+    actor.load_checkpoint(str(tmp_path), 2)
+    assert len(actor.learner.optimizer.state) == len(list(actor.policy.parameters()))
+
+
 def test_a_strategy_that_is_not_there_is_named():
     with pytest.raises(ConfigError, match=r"actor\.strategy: .* has no 'Missing'"):
         train("ppo", f"{__name__}:Missing")
