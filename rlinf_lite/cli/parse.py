@@ -46,24 +46,7 @@ def parse_cli(
     Exits with 0 after `--help`, `--help-all` and `--dry-run`, with 1 where `--dry-run` finds unusable demonstrations or
     a wrong checkpoint, and with 2 after printing what is wrong with the config, or that none is named.
     """
-    parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
-    about = "a config, or a run to continue; overrides in Hydra's grammar"
-    default = f" (default: {default_config})" if default_config else ""
-    parser.add_argument("words", nargs="*", metavar="NAME|RUN key=value", help=about)
-    parser.add_argument(
-        "--config-name",
-        "-cn",
-        metavar="NAME",
-        help=f"a config, or the path of a YAML file{default}; NAME alone is short for it",
-    )
-    parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not rlinf_lite's")
-    parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
-    parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
-    parser.add_argument("--debug", action="store_true", help="short for cluster.runtime=local: breakpoint() works")
-    if detaches:
-        parser.add_argument(DETACH, action="store_true", help="run on without this terminal; `rlinf-lite stop` ends it")
-    parser.add_argument("--help", "-h", action="store_true", help="print this text; exit")
-    parser.add_argument("--help-all", action="store_true", help="print this text with all keys; exit")
+    parser = _parser(description, default_config, detaches)
     arguments = parser.parse_intermixed_args(argv)
     from rlinf_lite.config.loading import as_override, load_config  # Hydra, which other commands do without
 
@@ -108,6 +91,28 @@ def parse_cli(
     if config.cluster.runtime == "local":
         os.environ.update(THREADS)  # read by torch, which this process imports later
     return config
+
+
+def _parser(description: str, default_config: str | None, detaches: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, add_help=False, allow_abbrev=False)
+    about = "a config, or a run to continue; overrides in Hydra's grammar"
+    default = f" (default: {default_config})" if default_config else ""
+    parser.add_argument("words", nargs="*", metavar="NAME|RUN key=value", help=about)
+    parser.add_argument(
+        "--config-name",
+        "-cn",
+        metavar="NAME",
+        help=f"a config, or the path of a YAML file{default}; NAME alone is short for it",
+    )
+    parser.add_argument("--config-path", "-cp", metavar="DIR", help="directory of --config-name, if not rlinf_lite's")
+    parser.add_argument("--dry-run", action="store_true", help="print config, placement, arithmetic, memory; exit")
+    parser.add_argument("--resume", metavar="auto|never|PATH", help="short for runner.resume=...")
+    parser.add_argument("--debug", action="store_true", help="short for cluster.runtime=local: breakpoint() works")
+    if detaches:
+        parser.add_argument(DETACH, action="store_true", help="run on without this terminal; `rlinf-lite stop` ends it")
+    parser.add_argument("--help", "-h", action="store_true", help="print this text; exit")
+    parser.add_argument("--help-all", action="store_true", help="print this text with all keys; exit")
+    return parser
 
 
 def _preview(config: Any) -> int:

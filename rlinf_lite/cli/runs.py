@@ -69,10 +69,11 @@ def runs(arguments: Sequence[str]) -> int:
 def read_run(directory: Path) -> Run | None:
     """The run of a directory; None if it holds no run, or one whose files cannot be read (a line on stderr says so)."""
     writer = writer_of(directory / ".lock")
+    is_running = writer is not None and writer.is_alive
     try:
         files = RunFiles(directory)
     except ReportError:
-        if writer is None or not writer.is_alive:
+        if writer is None or not is_running:
             return None
         began = writer.lock.stat().st_mtime  # it has not written anything else yet
         return Run(str(directory), "running", 0, None, "success", None, None, 0, began)
@@ -86,7 +87,7 @@ def read_run(directory: Path) -> Run | None:
     values = [line.get(key) for line in evaluated]
     return Run(
         str(directory),
-        _status(files),
+        "running" if is_running else _end_of(files),
         files.completed_steps,
         files.total_steps,
         metric,
@@ -97,9 +98,7 @@ def read_run(directory: Path) -> Run | None:
     )
 
 
-def _status(files: RunFiles) -> str:
-    if (writer := writer_of(files.run_dir / ".lock")) is not None and writer.is_alive:
-        return "running"
+def _end_of(files: RunFiles) -> str:
     ends = [event["event"] for event in files.events if event.get("event") in (*ENDS, "running")]
     if ends and ends[-1] in ENDS:
         return str(ends[-1])

@@ -1,4 +1,4 @@
-"""`rlinf-lite stop RUN`: stop a run as Ctrl-C in its terminal would. Imports neither torch nor ray."""
+"""`rlinf-lite stop RUN`: stop a run as Ctrl-C in its terminal would. Imports neither torch nor ray, but for `--now`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rlinf_lite.cli.runs import read_run, writer_of
 from rlinf_lite.script import own_command, shown_path
-
-_SAME_REQUEST_S = 1.5  # signals nearer to each other count as one
 
 
 def stop(arguments: Sequence[str]) -> int:
@@ -37,10 +34,12 @@ def stop(arguments: Sequence[str]) -> int:
             text = f"does not run: {found.status} after {found.step} steps"
         print(f"{shown_path(directory)}: {text}", file=sys.stderr)
         return 1
-    for again in (False, True) if options.now else (False,):
-        if again:
-            time.sleep(_SAME_REQUEST_S)
-        with suppress(ProcessLookupError):
+    os.kill(writer.process, signal.SIGTERM)
+    if options.now:
+        from rlinf_lite.runners.stopping import SAME_REQUEST_S  # takes a second to import
+
+        time.sleep(SAME_REQUEST_S + 0.2)
+        if writer.is_alive:
             os.kill(writer.process, signal.SIGTERM)
     end = time.monotonic() + options.timeout
     while writer.is_alive:

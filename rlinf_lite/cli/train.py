@@ -24,8 +24,7 @@ def train(arguments: Sequence[str]) -> int:
     if DETACH in arguments:
         from rlinf_lite.cli.detach import detach
 
-        root = cfg.actor.checkpoint_save_path or cfg.runner.logger.log_path
-        return detach([word for word in arguments if word != DETACH], Path(root))
+        return detach([word for word in arguments if word != DETACH], Path(cfg.runner.logger.log_path))
     from rlinf_lite.launch import train  # takes seconds to import; mistakes in the config are reported first
 
     return run_to_its_end(train, cfg)

@@ -25,10 +25,13 @@ from rlinf_lite.scheduler.placement import HybridComponentPlacement
 
 if TYPE_CHECKING:
     from rlinf_lite.models.base import PolicyInputs
+    from rlinf_lite.preview.memory import Estimate
 
 
 def describe(config: Config | ReasoningConfig) -> str:
     """Sections of text about a config that has passed its checks. Imports torch, to count memory, but not ray."""
+    from rlinf_lite.preview.memory import estimate  # loads torch
+
     candidates = possible(config)
     plan = plan_of(candidates[0])
     if isinstance(plan, ReasoningPlan):
@@ -37,15 +40,16 @@ def describe(config: Config | ReasoningConfig) -> str:
         names = None
         of_kind = {"sft": _sft_arithmetic, "off_policy": _off_policy_arithmetic}
         arithmetic = of_kind.get(plan.config.runner.task_type, _arithmetic)(plan)
+    found = estimate(plan)
     sections = {
         "config": yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
         "placement": HybridComponentPlacement(plan.config).describe(names),
         "one step": "\n".join(arithmetic),
-        "memory per rank, estimated": "\n".join(_memory(plan)),
+        "memory per rank, estimated": "\n".join(_memory(plan, found)),
     }
-    if slots(config.cluster)[0] == "cuda" and (choice := choose(plan.config)) is not None:
+    if slots(config.cluster)[0] == "cuda" and (choice := choose(plan.config, found)) is not None:
         sections["the fastest gradient checkpointing that fits"] = str(choice)
-    if copies := _copies_fit(plan):
+    if copies := _copies_fit(plan, found):
         sections["a faster way to spread the model over ranks"] = copies
     lacking = [f"{problem}" for problem in find_problems(config, set()) if problem.of_machine]
     try:
@@ -223,18 +227,19 @@ def _arithmetic(plan: Plan) -> Iterator[str]:
 _FEW = 0.2  # of the parameters train, at most, where whole copies are proposed
 
 
-def _copies_fit(plan: Plan | ReasoningPlan) -> str | None:
+def _copies_fit(plan: Plan | ReasoningPlan, found: Estimate) -> str | None:
     """A sentence where actors divide a model of which little trains, and a GPU has room for all of it."""
     from rlinf_lite.preview.memory import estimate  # loads torch
 
     config, ranks = plan.config, plan.size("actor") or 1
     if slots(config.cluster)[0] == "cpu" or config.actor.strategy != "fsdp" or ranks == 1:
         return None
-    counts = estimate(plan).models.get("policy") or estimate(plan).models.get("model")
+    counts = found.models.get("policy") or found.models.get("model")
     if counts is None or counts.trained > _FEW * counts.parameters:
         return None
     actor = config.actor.model_copy(update={"strategy": "replicated", "fsdp_size": None})
-    needed, room = needed_bytes(plan_of(config.model_copy(update={"actor": actor}))), room_for(config)
+    whole, room = plan_of(config.model_copy(update={"actor": actor})), room_for(config)
+    needed = needed_bytes(whole, estimate(whole))
     if room is not None and needed > room:
         return None
     of_room = "may fit" if room is None else f"fits ({byte_text(needed)} of {byte_text(room)})"
@@ -246,10 +251,8 @@ def _copies_fit(plan: Plan | ReasoningPlan) -> str | None:
     )
 
 
-def _memory(plan: Plan | ReasoningPlan) -> Iterator[str]:
-    from rlinf_lite.preview.memory import estimate  # loads torch
-
-    found, accelerator = estimate(plan), slots(plan.config.cluster)[0]
+def _memory(plan: Plan | ReasoningPlan, found: Estimate) -> Iterator[str]:
+    accelerator = slots(plan.config.cluster)[0]
     for name, counts in found.models.items():
         types = ", ".join(f"{kind} {byte_text(count)}" for kind, count in counts.parameter_bytes.items())
         buffers = f", buffers {byte_text(counts.buffer_bytes)}" if counts.buffer_bytes else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lite.config.checks import possible
 from rlinf_lite.config.explain import yaml_text
@@ -16,6 +16,9 @@ from rlinf_lite.config.reasoning import ReasoningConfig
 from rlinf_lite.config.schema import Config
 from rlinf_lite.machine import byte_text, free_host_bytes, gpu_bytes
 from rlinf_lite.scheduler.errors import PlacementError
+
+if TYPE_CHECKING:
+    from rlinf_lite.preview.memory import Estimate
 
 CONTEXT_BYTES = 2**30  # GPU memory of a torch process that the preview does not count
 
@@ -44,9 +47,11 @@ def check_room(config: Config | ReasoningConfig) -> list[Candidate]:
     """
     if not is_auto(config.cluster):
         return []
+    from rlinf_lite.preview.memory import estimate  # loads torch
+
     found, is_cpu, room = list[Candidate](), slots(config.cluster)[0] == "cpu", room_for(config)
     for plan in map(plan_of, possible(config)):
-        needed = needed_bytes(plan)
+        needed = needed_bytes(plan, estimate(plan))
         outcome = "may fit" if room is None else "fits" if needed <= room else "too large"
         found.append(Candidate(plan.config, _overrides(plan.config), needed, outcome))
     if room is None or any(one.outcome == "fits" for one in found):
@@ -66,11 +71,9 @@ def room_for(config: Config | ReasoningConfig) -> int | None:
     return free_host_bytes() if slots(config.cluster)[0] == "cpu" else gpu_bytes()
 
 
-def needed_bytes(plan: Plan | ReasoningPlan) -> int:
-    """Bytes that a run needs on its fullest slot, or on the fullest node of a CPU cluster."""
-    from rlinf_lite.preview.memory import estimate  # loads torch
-
-    memory, fused = estimate(plan), fused_roles(plan.config)
+def needed_bytes(plan: Plan | ReasoningPlan, memory: Estimate) -> int:
+    """Bytes that a run needs on its fullest slot, or on the fullest node of a CPU cluster; `memory`: of that plan."""
+    fused = fused_roles(plan.config)
     if slots(plan.config.cluster)[0] == "cpu":
         return memory.node_host_bytes
     processes = [one for role, ranks in plan.placements.items() if role not in fused[1:] for one in ranks]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from rlinf_lite.config.names import recomputed_logprobs
 from rlinf_lite.config.schema import BaseConfig
 from rlinf_lite.metrics import EvalSummary, MetricLogger, Progress, Span
+from rlinf_lite.preview.checkpointing import training_options
 from rlinf_lite.registry import of_main
 from rlinf_lite.report import write_report
 from rlinf_lite.runners.checkpoints import CheckpointStore, Snapshots, read_state
@@ -209,8 +210,8 @@ class Runner(ABC):
             if self.total_steps <= (warm := cast(Any, self.cfg).algorithm.critic_warmup_steps):
                 text = f"of {self.total_steps} steps in all; only the critic trains, and the policy stays as it is"
                 self.progress.message(f"note: algorithm.critic_warmup_steps is {warm}, {text}")
-        model = cast(Any, self.cfg).model
-        if getattr(getattr(model, "options", model), "compile", False):
+        options = training_options(cast(Any, self.cfg))[1]
+        if options is not None and options.compile:
             self.progress.message("note: the first update takes a minute longer or more, as layers are compiled in it")
         self.prepare()
         snapshots = self.states.snapshots

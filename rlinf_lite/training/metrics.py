@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -57,9 +58,10 @@ class MetricSums:
         """Sums and weights by name, and maxima by name."""
         means: dict[str, tuple[float, float]] = {}
         maxima: dict[str, float] = {}
-        flat = torch.cat([x.to(self._added[-1][1].device) for _, x in self._added]).tolist() if self._added else []
+        columns = [x.to(self._added[-1][1].device) for _, x in self._added]  # read together
+        numbers = iter(torch.cat(columns).tolist() if columns else [])
         for names, _ in self._added:
-            values, weight, flat = flat[: len(names)], flat[len(names)], flat[len(names) + 1 :]
+            *values, weight = islice(numbers, len(names) + 1)
             for name, value in zip(names, values, strict=True):
                 full = name if "/" in name else f"train/{'critic' if name in _CRITIC else 'actor'}/{name}"
                 if name.endswith("_max"):

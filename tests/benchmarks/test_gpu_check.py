@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rlinf_lite import registry
-from rlinf_lite.models import graphs, layers
+from rlinf_lite.models import graphs
+from tests.compilers import compiling_by
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 APART = ("tabletop", "pushcube", "simulation", "openvla_full", "weight_sync", "precision", "same_bits", "shards")
@@ -47,15 +48,8 @@ def test_every_row(check: Any) -> None:
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_rows_that_compile(name: str, check: Any) -> None:
-    """By a compiler that changes nothing: torch's own takes a minute."""
-    layers._compiled.cache_clear()
-    torch.compiler.set_default_backend("eager")
-    try:
+    with compiling_by():
         found = check.ROWS[name][1](True)
-    finally:
-        torch.compiler.set_default_backend(None)
-        layers._compiled.cache_clear()
-        torch.compiler.reset()
     assert all(value > 0 for label, value in found.items() if not label.endswith("distance"))
     assert all(value < 1e-3 for label, value in found.items() if label.endswith("distance"))
     assert len(found) == (12 if name == "updates" else 2), found

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import layers
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.flow.policy import Pi0Policy, Pi05Policy, SmolVLAPolicy
 from rlinf_lite.models.text.causal_lm import CausalLM
@@ -16,6 +15,7 @@ from rlinf_lite.models.text.presets import preset
 from rlinf_lite.models.training_options import Recompute, TrainingOptions
 from rlinf_lite.models.vla.policy import OpenVLAPolicy
 from rlinf_lite.preview.fake import Meter
+from tests.compilers import compiling_by
 from tests.models.settings import openvla
 from tests.models.test_flow_policy import settings as flow_settings
 
@@ -64,12 +64,8 @@ def graphs() -> Iterator[list[int]]:
         found.append(len(graph.graph.nodes))
         return graph
 
-    layers._compiled.cache_clear()
-    torch.compiler.set_default_backend(compiler)
-    yield found
-    torch.compiler.set_default_backend(None)
-    layers._compiled.cache_clear()
-    torch.compiler.reset()
+    with compiling_by(compiler):
+        yield found
 
 
 def gradients(model: nn.Module, scored: Tensor) -> dict[str, Tensor]:

@@ -1,9 +1,11 @@
 """`gradient_checkpointing: auto`: the fastest way that fits, by the estimate of each."""
 
+from typing import Any
+
 import pytest
 
 from rlinf_lite.config import load_config
-from rlinf_lite.preview import checkpointing, dry_run, placements
+from rlinf_lite.preview import checkpointing, dry_run, memory, placements
 from rlinf_lite.preview.checkpointing import choose, chosen
 from rlinf_lite.preview.dry_run import describe
 
@@ -89,3 +91,29 @@ def test_copies_are_proposed_where_little_trains_and_they_fit(monkeypatch: pytes
         text = describe(load_config("tabletop_ppo_vla", [*settings, *more]))
         assert (title in text) == proposed, (more, room)
         assert ("actor.strategy=replicated fits (" in text) == proposed
+
+
+def test_what_is_not_known_is_not_taken_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without activations all ways would need the same, and the first would fit."""
+    config = load_config("tabletop_ppo_vla", VLA)
+    room_of(80 * 2**30, monkeypatch)
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("it reads numbers")
+
+    monkeypatch.setattr(memory, "policy_passes", broken)
+    assert (choice := choose(config)).needed == {} and choice.way == "full"
+    assert "full (needed: not known; " in str(choice)
+
+
+def test_a_dry_run_estimates_each_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    room_of(0, monkeypatch)
+    estimate, ways = memory.estimate, []
+
+    def counted(plan: Any) -> Any:
+        ways.append(plan.config.model.options.gradient_checkpointing)
+        return estimate(plan)
+
+    monkeypatch.setattr(memory, "estimate", counted)
+    describe(load_config("tabletop_ppo_vla", VLA))
+    assert ways == ["auto", "none", "selective"], "auto runs its layers as full does"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from rlinf_lite.config import load_config
 from rlinf_lite.config.plan import observed
 from rlinf_lite.envs import EnvSpec
-from rlinf_lite.models import NOISE_KEY, build_policy, layers
+from rlinf_lite.models import NOISE_KEY, build_policy
 from rlinf_lite.models.check import random_obs
 from rlinf_lite.models.graphs import Unwaiting
 from rlinf_lite.models.sampling import noise_keys
@@ -29,6 +28,7 @@ from rlinf_lite.workers import EmbodiedFSDPActor
 from rlinf_lite.workers.layout import Layout
 from rlinf_lite.workers.reasoning import LanguageActor, LanguageCritic
 from rlinf_lite.workers.trajectory import Trajectories
+from tests.compilers import compiling_by
 from tests.ranks import spawn
 from tests.workers.test_language_ranks import make_rows
 
@@ -320,20 +320,8 @@ def test_no_micro_batch_waits_for_the_device(kind: str, tmp_path: Path) -> None:
     assert counted
 
 
-@pytest.fixture
-def unchanging_compiler() -> Iterator[None]:
-    layers._compiled.cache_clear()
-    torch.compiler.set_default_backend("eager")
-    yield
-    torch.compiler.set_default_backend(None)
-    layers._compiled.cache_clear()
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize("kind", ["PPO, VLA", "language, GRPO"])
-def test_scoring_by_compiled_layers_keeps_no_graph(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unchanging_compiler: None
-) -> None:
+def test_scoring_by_compiled_layers_keeps_no_graph(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It records gradients, as another graph would be compiled without, and each graph goes before the next begins."""
     passes, with_gradients = Learner.passes, []
 
@@ -350,9 +338,11 @@ def test_scoring_by_compiled_layers_keeps_no_graph(
     if kind in ROBOTS:
         more = "model.options.compile=true", "algorithm.recompute_logprobs=true"
         monkeypatch.setitem(ROBOTS, kind, (*ROBOTS[kind], *more))
-        robot_steps(kind, 3)
+        with compiling_by():
+            robot_steps(kind, 3)
     else:
         monkeypatch.setitem(LANGUAGE, kind, (*LANGUAGE[kind], "model.compile=true"))
         save_language_model(tmp_path)
-        language_steps(kind, 3, str(tmp_path))
+        with compiling_by():
+            language_steps(kind, 3, str(tmp_path))
     assert with_gradients and all(with_gradients)

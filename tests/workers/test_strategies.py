@@ -125,15 +125,18 @@ def trajectories(cfg, spec, policy=None, version=0):
     )
 
 
-def train(kind, strategy, rank=0, world_size=1, port=0, as_loaded=None, more=()):
-    """Metrics of three steps, and the policy in the end. `as_loaded`: a state that every rank has, to be loaded."""
+def make_actor(kind, more, rank=0, world_size=1, port=0):
     config, overrides, spec = CONFIGS[kind]
-    cfg = load_config(
-        f"embodiment/{config}", [*overrides, *more, OPTIM, f"actor.strategy={strategy}", "actor.num_threads=1"]
-    )
-    actor = EmbodiedFSDPActor(cfg)
+    actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, OPTIM, "actor.num_threads=1", *more]))
     actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, world_size, 2, port
     actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * world_size), spec, total_steps=5)
+    return actor
+
+
+def train(kind, strategy, rank=0, world_size=1, port=0, as_loaded=None, more=()):
+    """Metrics of three steps, and the policy in the end. `as_loaded`: a state that every rank has, to be loaded."""
+    actor = make_actor(kind, [f"actor.strategy={strategy}", *more], rank, world_size, port)
+    cfg, spec = actor.cfg, actor.spec
     actor.demonstrations = SomeDemonstrations()
     metrics = []
     for step in range(3):
@@ -213,14 +216,10 @@ def test_two_copies_of_two_shards_train_as_one_rank_does(kind):
 
 def going_on_main(rank, port, directory):
     torch.set_num_threads(1)
-    config, overrides, spec = CONFIGS["ppo"]
-    more = [OPTIM, "actor.num_threads=1", "actor.fsdp_size=2"]
-    actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, *more]))
-    actor.rank, actor.world_size, actor.local_world_size, actor.master_port = rank, 4, 2, port
-    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,) * 4), spec, total_steps=5)
+    actor = make_actor("ppo", ["actor.fsdp_size=2"], rank, 4, port)
 
     def step(number):
-        actor.trajectories = trajectories(actor.cfg, spec).rows(slice(rank, rank + 1))
+        actor.trajectories = trajectories(actor.cfg, actor.spec).rows(slice(rank, rank + 1))
         actor.compute_advantages_and_returns()
         actor.run_training(number)
         return {name: x.clone() for name, x in full_policy_state(actor.policy).items()}
@@ -238,9 +237,7 @@ def going_on_main(rank, port, directory):
 
 def test_copies_of_shards_go_on_from_a_checkpoint_bit_for_bit_and_one_rank_does_too(tmp_path):
     spawn(going_on_main, 4, tmp_path)
-    config, overrides, spec = CONFIGS["ppo"]
-    actor = EmbodiedFSDPActor(load_config(f"embodiment/{config}", [*overrides, OPTIM, "actor.num_threads=1"]))
-    actor.init(Layout(NUM_ENVS, 1, 1, rollout_nodes=(0,), actor_nodes=(0,)), spec, total_steps=5)
+    actor = make_actor("ppo", [])
     actor.load_checkpoint(str(tmp_path), 2)
     assert len(actor.learner.optimizer.state) == len(list(actor.policy.parameters()))
 
